@@ -1,0 +1,93 @@
+"""What a tool is, and one call of it turned into one observation.
+
+Knows nothing of where tools come from (`tool_clients/`) nor of when they run (`state.py`, `loop.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+MAX_OBSERVATION_BYTES = 64 * 1024
+MAX_RESULT_BYTES = 1024 * 1024
+TOOL_TIMEOUT = 60.0
+"""Seconds that one call may take, unless its tool says otherwise."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolContext:
+    """What a tool may know about the call it serves.
+
+    `key` (`<execution_id>:<call_id>`) is the same when a retry-safe call is repeated after a crash.
+    `progress(text)` tells live readers what a slow tool is doing; it is never stored.
+    """
+
+    key: str
+    execution_id: str
+    call_id: str
+    session_id: str | None
+    owner: str
+    progress: Callable[[str], None] = field(default=lambda text: None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tool:
+    """Something the agent may use.
+
+    `parameters_schema` is the JSON Schema of an object. `call(arguments, context)` gives any value; what is
+    not JSON is turned into JSON; raise to report a failure (`ToolFailure` for one whose text is meant for
+    the model). Marks: `read_only`/`idempotent` calls may run again after a crash; `needs_approval` stops
+    the run for a decision; a `sequential` call runs alone, in order. `timeout`: seconds, else the default.
+    """
+
+    name: str
+    description: str
+    parameters_schema: Mapping[str, Any]
+    call: Callable[[dict[str, Any], ToolContext], Awaitable[Any]]
+    read_only: bool = False
+    idempotent: bool = False
+    needs_approval: bool = False
+    sequential: bool = False
+    timeout: float | None = None
+
+    @property
+    def retry_safe(self) -> bool:
+        return self.read_only or self.idempotent
+
+
+class ToolFailure(Exception):
+    """A tool's own word that the call did not work. The text goes to the model as it is."""
+
+    def __init__(self, message: str, *, result: Any = None) -> None:
+        super().__init__(message)
+        self.result = result
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolOutput:
+    """A result with parts that are not text.
+
+    `text` is what the model reads; `content` goes to the model beside it, each part
+    `{"type": "image"|"audio"|"file", "mime_type": …, "data": <base64>}`; `result` (JSON) is kept on record.
+    """
+
+    text: str
+    content: tuple[dict[str, Any], ...] = ()
+    result: Any = None
+
+
+class Toolbox(Protocol):
+    """Where the tools of a run come from."""
+
+    async def ready(self) -> None:
+        """Wait (at most 10 s) for tools that are still on their way for the first time."""
+        ...
+
+    def tools(self) -> Mapping[str, Tool]:
+        """The tools there are now, by name."""
+        ...
+
+    def connecting(self) -> bool:
+        """Whether more tools may still join by themselves."""
+        ...
