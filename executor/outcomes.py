@@ -5,10 +5,12 @@ Plain frozen values. `State.next()` gives a decision, `State.record(outcome, …
 
 from __future__ import annotations
 
+import hashlib
+import json
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from executor.schema import Decision, StopReason
+from executor.schema import AgenticStepEvent, Decision, StopReason
 
 Json: TypeAlias = Any
 """A JSON value: None, bool, int, float, str, list or dict of such."""
@@ -178,7 +180,22 @@ class Turn:
     message: Json
     slots: list[Slot] = field(default_factory=list)
     feedback: str | None = None
+    admitted: int = 0  # how many of the calls fit the budget of tool calls
 
     @property
     def open(self) -> bool:
         return any(slot.stage != "ended" for slot in self.slots)
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """One line of the log: the public event, and what only a replay needs of it."""
+
+    event: AgenticStepEvent
+    private: dict[str, Json] | None = None
+
+
+def arguments_sha256(arguments: dict[str, Any]) -> str:
+    """SHA-256 (hex) of the arguments as canonical JSON (sorted keys, no spaces): what a decision binds to."""
+    text = json.dumps(arguments, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return hashlib.sha256(text.encode()).hexdigest()
