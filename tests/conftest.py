@@ -10,7 +10,7 @@ from typing import Final
 import hypothesis
 import pytest
 
-from tests.guards import refused, is_private_setting, watch_event_loop, watch_network
+from tests.guards import is_private_setting, refused, watch_event_loop, watch_network
 from tests.requirements import REQUIREMENTS, unproven
 
 ROOT: Final = Path(__file__).parents[1]
@@ -100,10 +100,11 @@ async def no_task_left() -> AsyncIterator[None]:
             return
         await asyncio.sleep(0)
     left = our_tasks()
+    names = "\n".join(map(repr, left))
     for task in left:
         task.cancel()
     await asyncio.wait(left, timeout=5)
-    pytest.fail("tasks left running:\n" + "\n".join(repr(task) for task in left), pytrace=False)
+    pytest.fail(f"tasks left running:\n{names}", pytrace=False)
 
 
 def our_tasks() -> list[asyncio.Task[object]]:

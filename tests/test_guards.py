@@ -12,7 +12,7 @@ from blockbuster import BlockingError
 
 import executor
 from tests.conftest import our_tasks
-from tests.guards import refused, BeyondLoopback
+from tests.guards import BeyondLoopback, refused
 
 
 def code_of_ours(source: str) -> Callable[[], None]:
