@@ -1,0 +1,323 @@
+"""One downstream server, connected by one task that owns the connection and makes it again when it is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from typing import Any, Literal, TypeAlias, cast
+
+import anyio
+import httpx2
+import mcp_types
+from mcp import Client, MCPError
+from mcp.client.subscriptions import SubscriptionLost
+from mcp_types import CONNECTION_CLOSED, INVALID_REQUEST, METHOD_NOT_FOUND, CallToolResult
+from mcp_types.version import MODERN_PROTOCOL_VERSIONS
+from pydantic import ValidationError
+
+from executor.tools import ToolFailure
+
+from .config import Http, Server, Stdio
+from .listing import Listing, list_tools
+from .wire import Wire
+
+logger = logging.getLogger("loopwright.tools")
+
+CONNECT_TIMEOUT = 60.0
+"""Seconds from the start of a server to its list of tools: launchers that download first need most of it."""
+
+LIST_TIMEOUT = 30.0
+READY_WAIT = 10.0
+"""Seconds that a run, or a call, waits for a server that is on its way."""
+
+FIRST_RETRY, LAST_RETRY = 1.0, 60.0
+STEADY = 10.0
+"""Seconds after which a connection counts as good, and the next retry as a first one."""
+
+RELIST_PAUSE = 1.0
+_CLOSE_GRACE = 1.0
+
+State: TypeAlias = Literal["connecting", "ready", "failed"]
+
+
+class Connection:
+    """A server's state and tools as they are now, and the way to call it.
+
+    `state` is `connecting` until the first attempt has ended and again while a lost connection is being made
+    anew; `failed` (with `reason`) from a failed attempt until one works. `listing` stays what it was while
+    the server is away, so that a run that was offered a tool hears that it is not available, not that it
+    is unknown.
+    """
+
+    def __init__(
+        self,
+        server: Server,
+        *,
+        client_info: mcp_types.Implementation,
+        on_listing: Callable[[], None] = lambda: None,
+        first_retry: float = FIRST_RETRY,
+    ) -> None:
+        self.server = server
+        self.state: State = "connecting"
+        self.reason: str | None = None
+        self.listing = Listing()
+        self.protocol_version: str | None = None
+        self.stderr = ""
+        self.first_settled = asyncio.Event()
+        self._client_info = client_info
+        self._on_listing = on_listing
+        self._first_retry = first_retry
+        self._settled = asyncio.Event()
+        self._client: Client | None = None
+        self._wake = asyncio.Event()
+        self._expired = False
+        self._was_up = False
+        self._relist: asyncio.TimerHandle | None = None
+        self._closing = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    # The owner task
+
+    def start(self) -> None:
+        """Begin to connect, in the background, until `close`."""
+        self._task = asyncio.create_task(self._own(), name=f"mcp {self.server.name}")
+
+    async def close(self) -> None:
+        """Leave the server; on return nothing of it runs here any more."""
+        self._closing.set()
+        if self._relist:
+            self._relist.cancel()
+        if self._task is None:
+            return
+        self._task.cancel()
+        while not self._task.done():
+            # The SDK bounds how long it stops a child, and must not be disturbed in that. The farewell to an
+            # HTTP server has no limit of its own: a second cancel ends it.
+            await asyncio.wait({self._task}, timeout=_CLOSE_GRACE)
+            if isinstance(self.server.transport, Http):
+                self._task.cancel()
+
+    async def _own(self) -> None:
+        clock = asyncio.get_running_loop().time
+        delay = self._first_retry
+        while True:
+            began = clock()
+            reason = await self._attempt()
+            if self._closing.is_set():
+                return
+            if self._was_up:
+                self._lost(reason)
+            else:
+                self._failed(reason)
+            if self._expired:
+                continue  # the server is there and asks for a new session
+            if clock() - began > STEADY:
+                delay = self._first_retry
+            await asyncio.sleep(delay)
+            delay = min(delay * 2, LAST_RETRY)
+
+    async def _attempt(self) -> str:
+        """Connect and serve until the connection ends; why it did."""
+        wire = Wire(self.server.transport, on_close=self._wake.set)
+        self._was_up = self._expired = False
+        self._wake.clear()
+        try:
+            await self._connect(wire)
+        except Exception as error:  # a supervisor: whatever a server does costs only its own tools
+            logger.debug("server %s", self.server.name, exc_info=True)
+            reason = _explain(error, self.server)
+        else:
+            reason = "the connection was closed"
+        finally:
+            self._client = None
+            self.stderr = str(wire.tail)
+        return f"{reason}; it wrote: {self.stderr.strip()[-500:]}" if self.stderr.strip() else reason
+
+    async def _connect(self, wire: Wire) -> None:
+        client = Client(wire, client_info=self._client_info, message_handler=self._on_message, cache=None)
+        # Not an anyio scope: its end would have to come after the client's, and it ends before.
+        async with asyncio.timeout(CONNECT_TIMEOUT) as limit, client:
+            wire.protocol_version = client.protocol_version
+            await self._refresh(client, wire)
+            limit.reschedule(None)
+            self._set_up(client)
+            async with self._following_changes(client):
+                await self._serve(client, wire)
+
+    async def _serve(self, client: Client, wire: Wire) -> None:
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            if wire.closed or self._expired:
+                return
+            try:
+                await self._refresh(client, wire)
+            except (MCPError, TimeoutError, ValidationError) as error:
+                logger.warning("server %s: its tools cannot be listed anew: %s", self.server.name, error)
+
+    async def _refresh(self, client: Client, wire: Wire) -> None:
+        wire.notes.clear()
+        async with asyncio.timeout(LIST_TIMEOUT):
+            listing = await list_tools(client)
+        self.listing = Listing(listing.tools, (*wire.notes, *listing.notes))
+        self._on_listing()
+
+    def _set_up(self, client: Client) -> None:
+        self._client = client
+        self._was_up = True
+        self.protocol_version = client.protocol_version
+        self.state, self.reason = "ready", None
+        self.first_settled.set()
+        self._settled.set()
+
+    def _lost(self, reason: str) -> None:
+        logger.info("server %s is lost: %s", self.server.name, reason)
+        self._client = None
+        self.state, self.reason = "connecting", reason
+        self._settled.clear()
+
+    def _failed(self, reason: str) -> None:
+        if self.state == "connecting":  # and not once more for each retry
+            logger.warning("server %s is not available: %s", self.server.name, reason)
+        self.state, self.reason = "failed", reason
+        self.first_settled.set()
+        self._settled.set()
+
+    # Changes of the list of tools
+
+    async def _on_message(self, message: object) -> None:
+        if isinstance(message, mcp_types.ToolListChangedNotification):
+            self._list_again()
+
+    def _list_again(self) -> None:
+        """List the tools anew in a second, once for all changes until then."""
+        if self._relist is None:
+            self._relist = asyncio.get_running_loop().call_later(RELIST_PAUSE, self._list_now)
+
+    def _list_now(self) -> None:
+        self._relist = None
+        self._wake.set()
+
+    @asynccontextmanager
+    async def _following_changes(self, client: Client) -> AsyncGenerator[None]:
+        """Since 2026-07-28 a server tells of changes only those who listen."""
+        tools = client.server_capabilities.tools
+        if client.protocol_version not in MODERN_PROTOCOL_VERSIONS or not (tools and tools.list_changed):
+            yield
+            return
+        task = asyncio.create_task(self._listen(client), name=f"mcp {self.server.name} changes")
+        try:
+            yield
+        finally:
+            task.cancel()
+            with anyio.CancelScope(shield=True):
+                await asyncio.wait({task})
+
+    async def _listen(self, client: Client) -> None:
+        missed = False
+        while True:
+            try:
+                async with client.listen(tools_list_changed=True) as changes:
+                    if missed:
+                        self._list_again()
+                    async for _ in changes:
+                        self._list_again()
+            except SubscriptionLost:
+                pass
+            except MCPError as error:
+                if error.code in (METHOD_NOT_FOUND, CONNECTION_CLOSED):
+                    return
+            missed = True
+            await asyncio.sleep(self._first_retry)
+
+    # Calls
+
+    async def call(
+        self,
+        tool: str,
+        arguments: dict[str, Any],
+        *,
+        meta: dict[str, Any],
+        on_progress: Callable[[str], None] = lambda text: None,
+    ) -> CallToolResult:
+        """Call one of the server's tools. Raises `ToolFailure` when the server is away or refuses.
+
+        Cancelling it tells the server to stop. A call that ends with its connection is never sent again: it
+        may have had its effect.
+        """
+
+        async def tell(progress: float, total: float | None, message: str | None) -> None:
+            on_progress(message or (f"{progress:g} of {total:g}" if total else f"{progress:g}"))
+
+        for resend in (True, False):
+            client = await self._connected()
+            try:
+                return await client.call_tool(
+                    tool, arguments, progress_callback=tell, meta=cast("mcp_types.RequestParamsMeta", meta)
+                )
+            except MCPError as error:
+                if _session_gone(error) and resend:
+                    self._renew(client)  # refused before it ran: this one can be sent again
+                    continue
+                raise self._failure(error) from error
+            except ValidationError as error:
+                raise ToolFailure(
+                    f"Server {self.server.name} gave an answer that is no tool result."
+                ) from error
+            except RuntimeError as error:  # what the SDK raises for a client that was left meanwhile
+                raise self._failure(error) from error
+        raise AssertionError("unreachable")
+
+    async def _connected(self) -> Client:
+        if self.state == "connecting":
+            try:
+                async with asyncio.timeout(READY_WAIT):
+                    await self._settled.wait()
+            except TimeoutError:
+                raise self._unavailable("it does not answer yet") from None
+        if self._client is None:
+            raise self._unavailable(self.reason or "it is not connected")
+        return self._client
+
+    def _renew(self, client: Client) -> None:
+        """Have the connection made anew, once for all calls that met the same end of a session."""
+        if self._client is client:
+            self._expired = True
+            self._lost("the server ended the session")
+            self._wake.set()
+
+    def _unavailable(self, why: str) -> ToolFailure:
+        return ToolFailure(f"Server {self.server.name} is not available: {why}")
+
+    def _failure(self, error: MCPError | RuntimeError) -> ToolFailure:
+        if isinstance(error, MCPError) and error.code != CONNECTION_CLOSED:
+            return ToolFailure(error.message)
+        return self._unavailable("the connection was lost during the call, which may have had its effect")
+
+
+def _session_gone(error: MCPError) -> bool:
+    # The SDK's words for a 404 that answers a session id; there is no code of its own for it.
+    return error.code == INVALID_REQUEST and error.message == "Session terminated"
+
+
+def _explain(error: BaseException, server: Server) -> str:
+    """One sentence on why a connection failed, without anything secret."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    match error, server.transport:
+        case TimeoutError(), _:
+            return f"it did not answer within {CONNECT_TIMEOUT:g} s"
+        case MCPError(code=mcp_types.CONNECTION_CLOSED), Stdio():
+            return "the process ended"
+        case MCPError(), _:
+            return f"it refused: {error}"
+        case OSError(), Stdio() as transport:
+            return f"{transport.command} cannot be started: {error.strerror or error}"
+        case httpx2.HTTPError(), Http():
+            return f"it cannot be reached: {str(error) or type(error).__name__}"
+        case ValidationError(), _:
+            return "its answers are not those of an MCP server"
+        case _:
+            return f"{type(error).__name__}: {error}"

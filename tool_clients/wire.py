@@ -1,0 +1,204 @@
+"""The way to one server: its transport opened, watched for its end, cleaned of what would break the SDK."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from types import TracebackType
+from typing import Any, Self, TextIO
+
+import httpx2
+from mcp import StdioServerParameters, stdio_client
+from mcp.client.sse import sse_client
+from mcp.client.streamable_http import streamable_http_client
+from mcp.shared.message import SessionMessage
+from mcp_types import JSONRPCResponse
+from mcp_types.methods import validate_server_result
+from mcp_types.version import LATEST_HANDSHAKE_VERSION
+from pydantic import ValidationError
+
+from .config import Http, Stdio, Transport
+
+STDERR_TAIL = 8 * 1024
+HTTP_TIMEOUT = 30.0
+_SDK_STREAMS = tuple[Any, Any]  # the SDK's ReadStream and WriteStream, which it does not export
+
+
+class Wire(AbstractAsyncContextManager[_SDK_STREAMS]):
+    """One connection's streams, as the SDK's `Client` wants them.
+
+    `closed` becomes true, and `on_close` is called, as soon as nothing more can come from the server: the
+    SDK's client does not tell. `notes` names what was dropped from a listing of tools.
+    """
+
+    def __init__(self, transport: Transport, *, on_close: Callable[[], None]) -> None:
+        self.tail = Tail()
+        self.closed = False
+        self.notes: list[str] = []
+        self.protocol_version = LATEST_HANDSHAKE_VERSION
+        self._on_close = on_close
+        self._inner = _open(transport, self.tail)
+
+    async def __aenter__(self) -> _SDK_STREAMS:
+        read, write = await self._inner.__aenter__()
+        return _Reader(read, self), write
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool | None:
+        return await self._inner.__aexit__(kind, error, trace)
+
+    def close(self) -> None:
+        if not self.closed:
+            self.closed = True
+            self._on_close()
+
+    def clean(self, item: Any) -> Any:
+        """Drop malformed tools from a listing, and all output schemas.
+
+        The SDK refuses a whole page for one malformed tool. With an output schema it throws an answer away
+        that does not meet it, although the call has had its effect; a host need not look.
+        """
+        if isinstance(item, SessionMessage) and isinstance(item.message, JSONRPCResponse):
+            result = item.message.result
+            if isinstance(result.get("tools"), list) and "content" not in result:
+                result["tools"] = [tool for tool in result["tools"] if self._well_formed(tool, result)]
+        return item
+
+    def _well_formed(self, tool: Any, result: dict[str, Any]) -> bool:
+        if isinstance(tool, dict):
+            tool.pop("outputSchema", None)
+        try:
+            validate_server_result("tools/list", self.protocol_version, {**result, "tools": [tool]})
+        except ValidationError as error:
+            tool_errors = [
+                fault for fault in error.errors(include_url=False) if fault["loc"][:1] == ("tools",)
+            ]
+            if tool_errors:
+                name = tool.get("name") if isinstance(tool, dict) else None
+                where = ".".join(str(part) for part in tool_errors[0]["loc"][2:])
+                self.notes.append(f"tool {name!r} is malformed ({where}: {tool_errors[0]['msg']})")
+                return False
+        return True
+
+
+class _Reader:
+    """A read stream that tells its wire what passes and when it ends."""
+
+    def __init__(self, inner: Any, wire: Wire) -> None:
+        self._inner = inner
+        self._wire = wire
+
+    @property
+    def last_context(self) -> Any:
+        return getattr(self._inner, "last_context", None)
+
+    async def receive(self) -> Any:
+        try:
+            return self._wire.clean(await self._inner.receive())
+        except BaseException:
+            self._wire.close()
+            raise
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Any:
+        try:
+            return self._wire.clean(await self._inner.__anext__())
+        except BaseException:
+            self._wire.close()
+            raise
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()
+
+    async def __aenter__(self) -> Self:
+        await self._inner.__aenter__()
+        return self
+
+    async def __aexit__(self, *exc_info: Any) -> bool | None:
+        result: bool | None = await self._inner.__aexit__(*exc_info)
+        return result
+
+
+class Tail:
+    """The last 8 KiB that a child wrote to its stderr, read by a thread so that the child never blocks.
+
+    A thread and a plain pipe work alike on all platforms and for every event loop.
+    """
+
+    def __init__(self) -> None:
+        self._bytes = bytearray()
+        self._thread: threading.Thread | None = None
+
+    def __str__(self) -> str:
+        return bytes(self._bytes[-STDERR_TAIL:]).decode("utf-8", "replace")
+
+    def open(self) -> TextIO:
+        """The end of a pipe to give to a child. The caller closes it once the child has its own copy."""
+        read, write = os.pipe()
+        self._thread = threading.Thread(
+            target=self._read, args=(read,), name="loopwright-stderr", daemon=True
+        )
+        self._thread.start()
+        return os.fdopen(write, "w")
+
+    def _read(self, fd: int) -> None:
+        try:
+            while chunk := os.read(fd, 65_536):
+                self._bytes += chunk
+                del self._bytes[:-STDERR_TAIL]
+        finally:
+            os.close(fd)
+
+    async def drained(self) -> None:
+        """Wait until the child's last words are here; no longer than half a second, since a stray
+        grandchild can hold the pipe for ever (the thread is a daemon for that case)."""
+        if self._thread is not None:
+            await asyncio.to_thread(self._thread.join, 0.5)
+
+
+def _open(transport: Transport, tail: Tail) -> AbstractAsyncContextManager[_SDK_STREAMS]:
+    match transport:
+        case Stdio():
+            return _open_stdio(transport, tail)
+        case Http(kind="sse"):
+            return sse_client(transport.url, headers=dict(transport.headers), sse_read_timeout=86_400.0)
+        case Http():
+            return _open_http(transport)
+
+
+@asynccontextmanager
+async def _open_stdio(transport: Stdio, tail: Tail) -> AsyncGenerator[_SDK_STREAMS]:
+    parameters = StdioServerParameters(
+        command=transport.command,
+        args=list(transport.args),
+        env=dict(transport.env),
+        cwd=transport.cwd,
+        encoding_error_handler="replace",  # strict ends the reader for ever at the first invalid byte
+    )
+    try:
+        with tail.open() as errlog:
+            async with stdio_client(parameters, errlog=errlog) as streams:
+                errlog.close()
+                yield streams
+    finally:
+        await tail.drained()
+
+
+@asynccontextmanager
+async def _open_http(transport: Http) -> AsyncGenerator[_SDK_STREAMS]:
+    # A call may be silent for as long as its own time limit allows: none on reading here.
+    timeout = httpx2.Timeout(HTTP_TIMEOUT, read=None)
+    async with (
+        httpx2.AsyncClient(headers=dict(transport.headers), timeout=timeout) as http,
+        streamable_http_client(transport.url, http_client=http) as streams,
+    ):
+        yield streams
