@@ -1,20 +1,25 @@
 """The log: what happened, in order, durable before anyone sees it.
 
-`EventLog` is the port; `InMemoryLog` is its in-memory twin, `SqliteLog` (sqlite_log.py) the durable one.
-Both pass the same tests. The log knows nothing of the rules of the loop: it stores events, hands them out,
+`EventLog` is the port; `InMemoryLog` (memory_log.py) is its in-memory twin, `SqliteLog` (sqlite_log.py) the
+durable one. Both pass the same tests. The log knows nothing of the rules of the loop: it stores events, hands them out,
 and says who may drive an execution.
 """
 
 from __future__ import annotations
 
+from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from executor.errors import InvalidRequest
 from executor.schema import Execution
 
 LOG_FORMAT = 1
 """The version of what is stored. A driver claims only executions of formats it knows."""
+
+LEASE_TTL = 15.0
+"""Seconds without a heartbeat after which a driver counts as gone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,9 +144,9 @@ class EventLog(Protocol):
         ...
 
     def follow(self, execution_id: str, *, after: int = 0, owner: str | None = None) -> AsyncIterator[Entry]:
-        """Replay, then live, no gap and no double; ends after the final event.
+        """Replay, then live, no gap and no double; ends after the final event. Public parts only.
 
-        Wakes within 50 ms of an append, also of one by another process.
+        Wakes within 50 ms of an append, also of one by another process. The first step raises `NotFound`.
         """
         ...
 
@@ -158,7 +163,8 @@ class EventLog(Protocol):
         ...
 
     async def heartbeat(self, driver: str) -> None:
-        """Say that this process is alive. The first one makes it known."""
+        """Say that this process is alive. The first one makes it known: a lease held by a driver that has
+        never said so is anybody's to claim."""
         ...
 
     async def release(self, lease: Lease) -> None:
@@ -178,7 +184,8 @@ class EventLog(Protocol):
         limit: int = 50,
         cursor: str | None = None,
     ) -> Page:
-        """The owner's executions, newest first, stable under inserts."""
+        """The owner's executions, newest first, stable under inserts. Raises `InvalidRequest` for a cursor
+        that is none of ours."""
         ...
 
     async def delete(self, execution_id: str, *, owner: str) -> None:
@@ -193,7 +200,40 @@ class Watch(Protocol):
         """Return once the log grew since the last return (or since the watch began)."""
         ...
 
+    def heard(self) -> int | None:
+        """The newest seq heard of since the last call; None: not known, look into the store. Spares a
+        driver the look at what it appended itself."""
+        ...
+
     def close(self) -> None: ...
+
+
+def check_append(entries: Sequence[Entry], snapshot: Execution) -> None:
+    """Raise `ValueError` for an append that no fold can have meant: a fault of the caller's."""
+    if not entries:
+        raise ValueError("an append needs at least one entry")
+    if [entry.seq for entry in entries] != list(range(entries[0].seq, entries[0].seq + len(entries))):
+        raise ValueError("the entries of an append are numbered without gaps")
+    if snapshot.last_seq != entries[-1].seq:
+        raise ValueError("the snapshot's last_seq is the seq of the last entry")
+    if [entry.is_final for entry in entries] != [False] * (len(entries) - 1) + [snapshot.ended]:
+        raise ValueError("exactly the last entry of an ended execution is final")
+
+
+def cursor_at(position: int) -> str:
+    """The cursor of a listing that goes on below `position`; opaque to clients."""
+    return urlsafe_b64encode(b"%d" % position).decode()
+
+
+def position_of(cursor: str) -> int:
+    """The position that `cursor_at` was made from. Raises `InvalidRequest`."""
+    try:
+        position = int(urlsafe_b64decode(cursor.encode("ascii")))
+    except ValueError:
+        position = -1
+    if not 0 <= position < 2**63 or cursor_at(position) != cursor:
+        raise InvalidRequest("This cursor is not one of ours: take next_cursor from the page before.")
+    return position
 
 
 def private_json(value: dict[str, Any]) -> bytes:

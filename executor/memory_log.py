@@ -1,0 +1,242 @@
+"""`InMemoryLog`: the `EventLog` that is gone with its process. For tests, `--ephemeral` and library users."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from executor.errors import (
+    Conflict,
+    IdempotencyMismatch,
+    InvalidRequest,
+    LeaseLost,
+    NotFound,
+    SessionBusy,
+    StillRunning,
+)
+from executor.feed import REPLAY_PAGE, Feed, Tail
+from executor.log import (
+    LEASE_TTL,
+    Created,
+    Entry,
+    Lease,
+    NewExecution,
+    Page,
+    Row,
+    Watch,
+    check_append,
+    cursor_at,
+    position_of,
+)
+from executor.schema import Execution
+
+
+@dataclass(slots=True)
+class _Stored:
+    """One execution: its row and its events. `position` is its place among all that were ever created."""
+
+    position: int
+    new: NewExecution
+    execution: Execution
+    previous: str | None
+    driver: str | None
+    epoch: int
+    tries: int
+    entries: list[Entry] = field(default_factory=list)
+
+
+class InMemoryLog:
+    """An `EventLog` in a dict. `clock` (seconds) and `ttl` decide when a silent driver counts as gone."""
+
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic, ttl: float = LEASE_TTL) -> None:
+        self._clock = clock
+        self._ttl = ttl
+        self._stored: dict[str, _Stored] = {}  # in the order of creation
+        self._keys: dict[tuple[str, str], str] = {}
+        self._beats: dict[str, float] = {}
+        self._created = 0
+        self._feed = Feed()
+
+    async def open(self) -> None:
+        self._feed.open()
+
+    async def close(self) -> None:
+        self._feed.close()
+        self._beats.clear()
+        for stored in self._stored.values():
+            stored.driver = None
+
+    async def create(self, new: NewExecution) -> Created:
+        await asyncio.sleep(0)  # like a real store, let others run; what follows is one step for them
+        known = None if new.idempotency_key is None else self._keys.get((new.owner, new.idempotency_key))
+        if known is not None:
+            return self._same(self._stored[known], new)
+        previous = self._session(new)
+        self._created += 1
+        execution_id = new.execution.execution_id
+        epoch = 0 if new.driver is None else 1
+        self._stored[execution_id] = _Stored(
+            self._created, new, new.execution, previous, new.driver, epoch, tries=epoch
+        )
+        if new.idempotency_key is not None:
+            self._keys[new.owner, new.idempotency_key] = execution_id
+        lease = Lease(execution_id=execution_id, driver=new.driver, epoch=1) if new.driver else None
+        return Created(execution=new.execution, fresh=True, lease=lease)
+
+    def _same(self, stored: _Stored, new: NewExecution) -> Created:
+        if stored.new.request_hash != new.request_hash:
+            raise IdempotencyMismatch
+        return Created(execution=stored.execution, fresh=False)
+
+    def _session(self, new: NewExecution) -> str | None:
+        """The session's last execution. Raises `SessionBusy` while it is unfinished."""
+        session = new.execution.session_id
+        if session is None:
+            return None
+        for stored in reversed(self._stored.values()):
+            if stored.new.owner == new.owner and stored.execution.session_id == session:
+                if not stored.execution.ended:
+                    raise SessionBusy(stored.execution.execution_id)
+                return stored.execution.execution_id
+        return None
+
+    async def append(
+        self,
+        execution_id: str,
+        entries: Sequence[Entry],
+        *,
+        snapshot: Execution,
+        epoch: int | None = None,
+        owner: str | None = None,
+    ) -> None:
+        check_append(entries, snapshot)
+        await asyncio.sleep(0)
+        stored = self._find(execution_id, owner)
+        if epoch is not None and epoch != stored.epoch:
+            raise LeaseLost
+        if stored.execution.ended or stored.execution.last_seq + 1 != entries[0].seq:
+            raise Conflict
+        stored.entries.extend(entries)
+        stored.execution = snapshot
+        if snapshot.ended:
+            stored.driver = None
+        if epoch is not None:
+            stored.tries = 0
+        self._feed.grew(execution_id, entries)
+
+    def _find(self, execution_id: str, owner: str | None) -> _Stored:
+        stored = self._stored.get(execution_id)
+        if stored is None or owner not in (None, stored.new.owner):
+            raise NotFound
+        return stored
+
+    async def read(
+        self,
+        execution_id: str,
+        *,
+        after: int = 0,
+        limit: int | None = None,
+        owner: str | None = None,
+        epoch: int | None = None,
+    ) -> Sequence[Entry]:
+        await asyncio.sleep(0)
+        stored = self._find(execution_id, owner)
+        if epoch is not None and epoch != stored.epoch:
+            raise LeaseLost
+        after = max(after, 0)
+        entries = stored.entries[after : None if limit is None else after + limit]
+        return entries if owner is None else [replace(entry, private=None) for entry in entries]
+
+    def follow(self, execution_id: str, *, after: int = 0, owner: str | None = None) -> AsyncIterator[Entry]:
+        async def read(after: int) -> Tail:
+            stored = self._find(execution_id, owner)
+            page = stored.entries[max(after, 0) :][:REPLAY_PAGE]
+            return Tail([replace(entry, private=None) for entry in page], stored.execution.ended)
+
+        return self._feed.follow(execution_id, after, read)
+
+    def watch(self, execution_id: str) -> Watch:
+        return self._feed.watch(execution_id)
+
+    async def claim(
+        self, driver: str, *, profile: str, execution_id: str | None = None, limit: int = 100
+    ) -> Sequence[Lease]:
+        await asyncio.sleep(0)
+        now = self._clock()
+        alive = {driver, *(name for name, beat in self._beats.items() if now - beat < self._ttl)}
+        free = [
+            stored
+            for stored in self._stored.values()
+            if stored.execution.status == "working"
+            and stored.new.profile == profile
+            and stored.driver not in alive
+            and execution_id in (None, stored.execution.execution_id)
+        ]
+        return [self._hand_over(stored, driver) for stored in free[:limit]]
+
+    def _hand_over(self, stored: _Stored, driver: str) -> Lease:
+        stored.driver = driver
+        stored.epoch += 1
+        stored.tries += 1
+        return Lease(
+            execution_id=stored.execution.execution_id,
+            driver=driver,
+            epoch=stored.epoch,
+            tries=stored.tries,
+        )
+
+    async def heartbeat(self, driver: str) -> None:
+        self._beats[driver] = self._clock()
+
+    async def release(self, lease: Lease) -> None:
+        stored = self._stored.get(lease.execution_id)
+        if stored and (stored.driver, stored.epoch) == (lease.driver, lease.epoch):
+            stored.driver = None
+
+    async def get(self, execution_id: str, *, owner: str | None = None) -> Row:
+        stored = self._find(execution_id, owner)
+        return Row(
+            execution=stored.execution,
+            owner=stored.new.owner,
+            profile=stored.new.profile,
+            previous=stored.previous,
+            driver=stored.driver,
+            epoch=stored.epoch,
+        )
+
+    async def list(
+        self,
+        owner: str,
+        *,
+        status: str | None = None,
+        session_id: str | None = None,
+        limit: int = 50,
+        cursor: str | None = None,
+    ) -> Page:
+        if limit < 1:
+            raise InvalidRequest("limit is at least 1.")
+        below = self._created + 1 if cursor is None else position_of(cursor)
+        found = [
+            stored
+            for stored in reversed(self._stored.values())
+            if stored.new.owner == owner
+            and stored.position < below
+            and status in (None, stored.execution.status)
+            and session_id in (None, stored.execution.session_id)
+        ]
+        more = cursor_at(found[limit - 1].position) if len(found) > limit else None
+        return Page(executions=[stored.execution for stored in found[:limit]], next_cursor=more)
+
+    async def delete(self, execution_id: str, *, owner: str) -> None:
+        stored = self._find(execution_id, owner)
+        if not stored.execution.ended:
+            raise StillRunning
+        del self._stored[execution_id]
+        if stored.new.idempotency_key is not None:
+            del self._keys[owner, stored.new.idempotency_key]
+        for other in self._stored.values():
+            if other.previous == execution_id:
+                other.previous = stored.previous
+        self._feed.changed([execution_id])

@@ -1,0 +1,228 @@
+"""`SqliteLog`: the durable `EventLog`, in one SQLite file that several processes may share.
+
+Puts together a `Database` (the file), a `Writer` and a `Reader` (a thread each), a `Feed` (who waits here)
+and the `Liveness` of drivers. What it writes is in sqlite_rows.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sqlite3
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from executor import sqlite_rows as rows
+from executor.database import Database
+from executor.errors import InvalidRequest, StorageUnavailable
+from executor.feed import REPLAY_PAGE, Feed, Tail
+from executor.liveness import Liveness
+from executor.log import (
+    LEASE_TTL,
+    Created,
+    Entry,
+    Lease,
+    NewExecution,
+    Page,
+    Row,
+    Watch,
+    check_append,
+    position_of,
+)
+from executor.reader import Reader
+from executor.schema import Execution
+from executor.writer import LOCKED_SECONDS, Writer, closed
+
+logger = logging.getLogger("loopwright.executor")
+
+T = TypeVar("T")
+
+
+class SqliteLog:
+    """An `EventLog` in the SQLite file at `path`.
+
+    `clock` (seconds) and `ttl` decide when a driver whose process lives, but says nothing, counts as gone;
+    `locked_seconds` how long to wait for another process that keeps the file locked.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        ttl: float = LEASE_TTL,
+        locked_seconds: float = LOCKED_SECONDS,
+        database: Database | None = None,
+    ) -> None:
+        self._database = database or Database(path)
+        self._liveness = Liveness(path.with_name(f"{path.name}.drivers"), clock=clock, ttl=ttl)
+        self._locked_seconds = locked_seconds
+        self._feed = Feed(on_first=self._watch_others)
+        self._drivers: set[str] = set()  # those that took part through this object
+        self._writer: Writer | None = None
+        self._reader: Reader | None = None
+
+    # ── lifetime ─────────────────────────────────────────────────────────────────────────────────────
+
+    async def open(self) -> None:
+        if self._writer is not None:
+            return
+        writer = Writer(
+            self._prepared,
+            watched=lambda: self._feed.watched,
+            changed=self._feed.changed,
+            locked_seconds=self._locked_seconds,
+        )
+        await writer.open()
+        reader = Reader(self._database.connect)
+        try:
+            await reader.open()
+        except BaseException:
+            await writer.close()
+            raise
+        self._writer, self._reader = writer, reader
+        self._feed.open()
+
+    def _prepared(self) -> sqlite3.Connection:
+        self._database.prepare()
+        return self._database.connect()
+
+    async def close(self) -> None:
+        writer, reader = self._writer, self._reader
+        if writer is None or reader is None:
+            return
+        self._feed.close()
+        try:
+            await writer.run(self._give_up_leases)
+        except StorageUnavailable as error:
+            logger.warning("The leases could not be given back (others see that we are gone): %s", error)
+        self._writer = self._reader = None
+        await writer.close()
+        await reader.close()
+        await asyncio.to_thread(self._liveness.close)
+        self._drivers.clear()
+
+    def _give_up_leases(self, connection: sqlite3.Connection) -> None:
+        for driver in self._drivers:
+            rows.give_up(connection, driver)
+            self._liveness.forget(connection, driver)
+
+    def _watch_others(self) -> None:
+        if self._writer is not None:
+            self._writer.nudge()
+
+    async def _write(
+        self, work: Callable[[sqlite3.Connection], T], committed: Callable[[T], None] = lambda result: None
+    ) -> T:
+        if self._writer is None:
+            raise closed()
+        return await self._writer.run(work, committed)
+
+    async def _read(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        if self._reader is None:
+            raise closed()
+        return await self._reader.run(work)
+
+    # ── executions and their events ──────────────────────────────────────────────────────────────────
+
+    async def create(self, new: NewExecution) -> Created:
+        if new.driver is not None:
+            self._drivers.add(new.driver)
+        snapshot, request = rows.snapshot_json(new.execution), rows.request_json(new.execution)
+        return await self._write(lambda connection: rows.create(connection, new, snapshot, request))
+
+    async def append(
+        self,
+        execution_id: str,
+        entries: Sequence[Entry],
+        *,
+        snapshot: Execution,
+        epoch: int | None = None,
+        owner: str | None = None,
+    ) -> None:
+        check_append(entries, snapshot)
+        stored = rows.snapshot_json(snapshot)
+
+        def work(connection: sqlite3.Connection) -> None:
+            rows.append(connection, execution_id, entries, snapshot, stored, epoch=epoch, owner=owner)
+
+        await self._write(work, lambda _: self._feed.grew(execution_id, entries))
+
+    async def read(
+        self,
+        execution_id: str,
+        *,
+        after: int = 0,
+        limit: int | None = None,
+        owner: str | None = None,
+        epoch: int | None = None,
+    ) -> Sequence[Entry]:
+        def work(connection: sqlite3.Connection) -> Sequence[Entry]:
+            rows.check(connection, execution_id, owner=owner, epoch=epoch)
+            return rows.entries(connection, execution_id, after, limit, private=owner is None)
+
+        return await self._read(work)
+
+    def follow(self, execution_id: str, *, after: int = 0, owner: str | None = None) -> AsyncIterator[Entry]:
+        async def read(after: int) -> Tail:
+            def work(connection: sqlite3.Connection) -> Tail:
+                ended = rows.check(connection, execution_id, owner=owner)
+                return Tail(
+                    rows.entries(connection, execution_id, after, REPLAY_PAGE, private=False), ended=ended
+                )
+
+            return await self._read(work)
+
+        return self._feed.follow(execution_id, after, read)
+
+    def watch(self, execution_id: str) -> Watch:
+        return self._feed.watch(execution_id)
+
+    async def get(self, execution_id: str, *, owner: str | None = None) -> Row:
+        return await self._read(lambda connection: rows.get(connection, execution_id, owner))
+
+    async def list(
+        self,
+        owner: str,
+        *,
+        status: str | None = None,
+        session_id: str | None = None,
+        limit: int = 50,
+        cursor: str | None = None,
+    ) -> Page:
+        if limit < 1:
+            raise InvalidRequest("limit is at least 1.")
+        below = None if cursor is None else position_of(cursor)
+        return await self._read(
+            lambda connection: rows.page(connection, owner, status, session_id, limit, below)
+        )
+
+    async def delete(self, execution_id: str, *, owner: str) -> None:
+        def committed(_: None) -> None:
+            self._feed.changed([execution_id])
+            if self._writer is not None:
+                self._writer.tidy()
+
+        await self._write(lambda connection: rows.delete(connection, execution_id, owner), committed)
+
+    # ── who drives ───────────────────────────────────────────────────────────────────────────────────
+
+    async def claim(
+        self, driver: str, *, profile: str, execution_id: str | None = None, limit: int = 100
+    ) -> Sequence[Lease]:
+        self._drivers.add(driver)
+
+        def work(connection: sqlite3.Connection) -> Sequence[Lease]:
+            living = self._liveness.living(connection) | {driver}
+            return rows.claim(connection, driver, living, profile, execution_id, limit)
+
+        return await self._write(work)
+
+    async def heartbeat(self, driver: str) -> None:
+        self._drivers.add(driver)
+        await self._write(lambda connection: self._liveness.beat(connection, driver))
+
+    async def release(self, lease: Lease) -> None:
+        await self._write(lambda connection: rows.release(connection, lease))
