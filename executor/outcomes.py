@@ -172,6 +172,11 @@ class Slot:
     content: tuple[dict[str, Any], ...] = ()
     failed: bool = False
 
+    @property
+    def may_start(self) -> bool:
+        """Whether nothing of its own keeps the call from starting: no open question, no refusal."""
+        return self.stage == "ready" and not self.refusal and (self.approved or not self.call.needs_approval)
+
 
 @dataclass(slots=True)
 class Turn:
@@ -181,6 +186,7 @@ class Turn:
     slots: list[Slot] = field(default_factory=list)
     feedback: str | None = None
     admitted: int = 0  # how many of the calls fit the budget of tool calls
+    ran: bool = False  # whether any of the calls was started
 
     @property
     def open(self) -> bool:

@@ -92,7 +92,7 @@ class Recorder:
 
     def follow(self) -> None:
         """Record what follows by itself: a budget's end, questions, calls that start, the end of the run."""
-        if not self.state.ended and not self.state.stopping:
+        if not self.state.ended:
             self._check_budgets()
         if self.state.ended:
             return
@@ -199,6 +199,8 @@ class Recorder:
         cost = state.usage.cost_usd or Decimal(0)
         if state.deadline is not None and self.now >= state.deadline:
             self._stop("timeout", f"The {request.timeout_seconds:g} s of this run are over.")
+        elif state.stopping:
+            pass  # a closing request has the clock above it, and nothing else
         elif state.tool_errors > request.max_tool_errors:
             self._stop("max_tool_errors", f"More than {request.max_tool_errors} tool calls failed.")
         elif state.tokens_left == 0:
@@ -279,7 +281,7 @@ class Recorder:
 
     def _not_run(self, slot: Slot, reason: str) -> None:
         record = self._tool_record(slot, error=reason, timestamp=self.now)
-        self._result(record, f"{reason[0].upper()}{reason[1:]}.")
+        self._result(record, f"{reason[0].upper()}{reason[1:].rstrip('.')}.")
 
     def _approval(self, slot: Slot, content: str, decided: Decided | None = None) -> None:
         approval = Approval(
@@ -380,12 +382,13 @@ def turn_json(thought: Thought, *, closing: bool, first: bool) -> dict[str, Json
     optional: dict[str, Json] = {
         "calls": [_call_json(call) for call in thought.calls] if runs else None,
         "text": thought.text,
-        "bad": thought.bad,
         "bad_kind": thought.bad_kind,
         "closing": closing,
         "tools": list(thought.tools) if first else None,
     }
     private |= {key: value for key, value in optional.items() if value}
+    if thought.bad is not None:
+        private["bad"] = thought.bad  # also an empty reason makes the answer unusable
     if thought.output is not None:
         private["output"] = thought.output
     return private

@@ -88,8 +88,11 @@ class State:
 
     @property
     def deadline(self) -> float | None:
-        """When the time budget ends (Unix seconds); None: there is none, or its clock stands still."""
+        """When the time budget ends (Unix seconds); None: there is none, its clock stands still, or the run
+        is ending anyway (a closing request has no time but what is left of it)."""
         if self.request.timeout_seconds is None or self._waiting_since is not None:
+            return None
+        if self.ended or (self.stopping and not self.wants_closing):
             return None
         return self.created_at + self.request.timeout_seconds + self._waited
 
@@ -120,7 +123,7 @@ class State:
         for slot in turn.slots[: turn.admitted]:
             if slot.stage == "ended":
                 continue
-            if slot.stage == "ready" and slot.refusal is None and not (slot.call.sequential and earlier_open):
+            if slot.may_start and not (slot.call.sequential and earlier_open):
                 yield slot
             if slot.call.sequential:
                 return
@@ -141,7 +144,7 @@ class State:
             ended_at=self.ended_at,
             last_seq=self.seq,
             pending_approvals=[_pending(slot) for slot in self.open_slots() if slot.stage == "asked"]
-            if self._asked
+            if self._asked and not self.stopping
             else [],
         )
 
@@ -265,6 +268,7 @@ class State:
                 self._apply_approval(slot, event.approval, event.timestamp)
             case StepType.TOOL_CALL:
                 slot.stage, slot.started_at = "running", record.timestamp
+                self.turns[-1].ran = True
                 self.usage = self.usage.model_copy(update={"tool_calls": self.usage.tool_calls + 1})
             case StepType.TOOL_RESULT:
                 self._asked -= slot.stage == "asked"
@@ -272,8 +276,7 @@ class State:
                 slot.content = tuple(private.get("content", ()))
                 self.tool_errors += bool(private.get("counts"))
                 if not self.turn_open:
-                    ran = any(other.started_at for other in self.turns[-1].slots)
-                    self.idle_turns = 0 if ran else self.idle_turns + 1
+                    self.idle_turns = 0 if self.turns[-1].ran else self.idle_turns + 1
             case _:
                 pass  # the error event beside a tool_result says nothing that its record does not
 
