@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
@@ -457,7 +457,6 @@ async def test_a_watch_tells_of_growth_since_it_began_once(log: EventLog) -> Non
     await append(log, "a", 2)
     await append(log, "a", 3, epoch=None, owner=OWNER)
     await waiting
-    await watch.changed() if False else None
     watch.close()
     watch.close()
     await append(log, "a", 4)
@@ -602,7 +601,7 @@ def test_a_url_that_names_no_database_is_refused_with_the_cure(url: str) -> None
 
 
 @pytest.fixture
-def in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
