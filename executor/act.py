@@ -1,0 +1,206 @@
+"""One tool call turned into one observation, whatever the tool does.
+
+`act` never raises for a fault of the model's or of the tool: each failure is an observation `TOOL_ERROR: …`
+with the reason and what to change. It knows nothing of when calls run (rules.py, loop.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Collection, Mapping
+from functools import lru_cache
+from typing import Any
+
+from jsonschema import Draft202012Validator
+from jsonschema.exceptions import best_match
+from pydantic_core import PydanticSerializationError, from_json, to_json
+from referencing import Registry
+
+from executor.outcomes import Call, Json, Observed
+from executor.text import clean, clean_json, cut
+from executor.tools import MAX_OBSERVATION_BYTES, MAX_RESULT_BYTES, Tool, ToolContext, ToolFailure, ToolOutput
+
+log = logging.getLogger("loopwright.executor")
+
+STOP_GRACE = 5.0
+"""Seconds that a cancelled tool gets to clean up before it is abandoned."""
+MAX_ERROR_BYTES = 4096
+
+_NO_REMOTE_REFS: Registry[Any] = Registry()
+
+
+async def act(
+    call: Call,
+    tools: Mapping[str, Tool],
+    context: ToolContext,
+    *,
+    time_limit: float,
+    stop: asyncio.Future[None],
+    offered: Collection[str] = (),
+    grace: float = STOP_GRACE,
+) -> Observed:
+    """What came of one call: run to its end, to its time limit (seconds) or until `stop` is done.
+
+    `offered`: names that the run was offered, also of tools that are not here now. A tool that ignores its cancellation for `grace` seconds is abandoned, and its late result dropped.
+    """
+    started = time.perf_counter()
+
+    def failed(reason: str, *, counts: bool = True, result: Json = None) -> Observed:
+        return _failed(call, reason, time.perf_counter() - started, counts=counts, result=result)
+
+    tool = tools.get(call.name)
+    if tool is None:
+        return failed(_away(call.name) if call.name in offered else _unknown(call.name, tools))
+    if fault := arguments_fault(call, tool.parameters_schema):
+        return failed(fault)
+    limit = time_limit if tool.timeout is None else tool.timeout
+    task = asyncio.create_task(_call(tool, call.arguments, context), name=f"tool {context.key}")
+    try:
+        await asyncio.wait({task, stop}, timeout=limit, return_when=asyncio.FIRST_COMPLETED)
+        ours = not task.done()  # it is we who end it
+        abandoned = not await _end(task, grace)
+    except asyncio.CancelledError:
+        await _end(task, grace)
+        raise
+    if abandoned:
+        log.warning("tool %s of %s ignores its cancellation and is abandoned", call.name, context.key)
+    if abandoned or (ours and (task.cancelled() or task.exception())):
+        left = " (it ignores the cancellation and was abandoned)" if abandoned else ""
+        if stop.done():
+            return failed(f"stopped{left}: the run is ending", counts=False)
+        return failed(f"timed out after {limit:g} s{left}. Ask for less at a time, or do without it")
+    if task.cancelled():
+        return failed("the tool cancelled itself. Try again or do without it")
+    if error := task.exception():
+        return failed(_reason(error), result=_kept(error))
+    return _succeeded(call, task.result(), time.perf_counter() - started)
+
+
+def arguments_fault(call: Call, schema: Mapping[str, Any]) -> str | None:
+    """Why these arguments cannot be used, and what to change; None when they can."""
+    if call.raw_arguments is not None:
+        return f"the arguments are not a JSON object: {cut(call.raw_arguments, 200)} — send one JSON object"
+    try:
+        error = best_match(_validator(to_json(schema)).iter_errors(call.arguments))
+    except Exception as broken:  # noqa: BLE001 - a tool's own broken schema may raise anything; the tool decides
+        log.warning("the schema of tool %s cannot be used to check arguments: %s", call.name, broken)
+        return None
+    if error is None:
+        return None
+    return f"invalid arguments at {error.json_path}: {cut(error.message, 500)} — correct them and call again"
+
+
+@lru_cache(maxsize=1024)
+def _validator(schema: bytes) -> Draft202012Validator:
+    return Draft202012Validator(from_json(schema), registry=_NO_REMOTE_REFS)
+
+
+async def _call(tool: Tool, arguments: dict[str, Any], context: ToolContext) -> Any:
+    try:
+        return await tool.call(dict(arguments), context)
+    except (SystemExit, KeyboardInterrupt) as error:  # a tool's, not ours: they would end the event loop
+        raise ToolFailure(f"the tool tried to end the process ({type(error).__name__})") from error
+
+
+async def _end(task: asyncio.Task[Any], grace: float) -> bool:
+    """Cancel the task if it still runs; whether it ended within `grace` seconds."""
+    if not task.done():
+        task.cancel()
+        await asyncio.wait({task}, timeout=grace)
+    if not task.done():
+        _abandoned.add(task)
+        task.add_done_callback(_forget)
+    return task.done()
+
+
+# Tasks that ignored their cancellation: held so that they are not collected while they run.
+_abandoned: set[asyncio.Task[Any]] = set()
+
+
+def _forget(task: asyncio.Task[Any]) -> None:
+    _abandoned.discard(task)
+    if not task.cancelled() and (error := task.exception()):
+        log.info("abandoned %s ended with %s", task.get_name(), type(error).__name__)
+
+
+def _unknown(name: str, tools: Mapping[str, Tool]) -> str:
+    known = ", ".join(sorted(tools)) or "none"
+    return f"unknown tool {cut(name, 100)!r}. Tools that you may call: {cut(known, 2000)}"
+
+
+def _away(name: str) -> str:
+    return f"tool {name} is not available now. Do without it, or try again later"
+
+
+def _reason(error: BaseException) -> str:
+    """A failure in one short text: a tool's own words as they are, else with the exception's type."""
+    while isinstance(error, BaseExceptionGroup) and error.exceptions:
+        error = error.exceptions[0]
+    said = clean(str(error)).strip()
+    if not isinstance(error, ToolFailure):
+        said = f"{type(error).__name__}: {said}" if said else type(error).__name__
+    return cut(said or "the tool failed without a word", MAX_ERROR_BYTES)
+
+
+def _kept(error: BaseException) -> Json:
+    return _record(to_value(error.result)) if isinstance(error, ToolFailure) else None
+
+
+def _failed(call: Call, reason: str, seconds: float, *, counts: bool, result: Json) -> Observed:
+    return Observed(
+        call_id=call.id,
+        observation=f"TOOL_ERROR: {reason}",
+        result=result,
+        error=reason,
+        counts=counts,
+        duration_ms=_milliseconds(seconds),
+    )
+
+
+def _succeeded(call: Call, value: Any, seconds: float) -> Observed:
+    content: tuple[dict[str, Any], ...] = ()
+    text: str | None = None
+    if isinstance(value, ToolOutput):
+        text, content, value = clean(value.text), value.content, value.result
+    try:
+        result = to_value(value)
+    except ValueError as error:
+        reason = f"the result is not JSON: {cut(clean(str(error)), 500)}. Do without this tool"
+        return _failed(call, reason, seconds, counts=True, result=None)
+    if text is None:
+        text = result if isinstance(result, str) else to_json(result).decode()
+    return Observed(
+        call_id=call.id,
+        observation=cut(text, MAX_OBSERVATION_BYTES),
+        content=content,
+        result=_record(result),
+        duration_ms=_milliseconds(seconds),
+    )
+
+
+def _milliseconds(seconds: float) -> float:
+    return max(0.001, round(seconds * 1000, 3))  # a call that ran took some time
+
+
+def to_value(value: Any) -> Json:
+    """Any Python value as a JSON value. Raises `ValueError` for what has no end (a cycle)."""
+    if isinstance(value, str):
+        return clean(value)
+    try:
+        return from_json(_dump(value))
+    except PydanticSerializationError:  # lone surrogates
+        return from_json(_dump(clean_json(value)))
+
+
+def _dump(value: Any) -> bytes:
+    return to_json(value, serialize_unknown=True, inf_nan_mode="strings", bytes_mode="base64")
+
+
+def _record(result: Json) -> Json:
+    """What the record keeps of a result: all of it up to 1 MiB of JSON, else its cut text."""
+    if isinstance(result, str):
+        return cut(result, MAX_RESULT_BYTES)
+    data = to_json(result)
+    return result if len(data) <= MAX_RESULT_BYTES else cut(data.decode(), MAX_RESULT_BYTES)

@@ -1,0 +1,219 @@
+"""Who drives an execution, and who drives it after a crash. How it is driven is the loop's (loop.py)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+import socket
+from typing import Protocol, Self
+
+from executor.errors import LeaseLost, NotFound, Overloaded, StorageUnavailable
+from executor.log import EventLog, Lease
+
+log = logging.getLogger("loopwright.executor")
+
+MAX_RUNNING = 2_000
+MAX_QUEUED = 10_000
+MAX_TRIES = 6
+"""Claims without a new event after which a run is broken off: its tool or its data kill the process."""
+HEARTBEAT = 3.0
+SCAN = 2.0
+STORAGE_RETRY = 5.0
+"""Seconds between heartbeats, between looks for executions that nobody drives, and until a run whose log
+could not be written goes on."""
+
+
+class Engine(Protocol):
+    """Picks the driver of each execution. `driver` names this process in leases."""
+
+    driver: str
+    profile: str
+
+    async def open(self) -> None: ...
+
+    async def close(self, *, grace: float = 0.0) -> None:
+        """Stop driving, after at most `grace` seconds for what runs. What is unfinished stays in the log."""
+        ...
+
+    def admit(self, coming: int = 0) -> None:
+        """Raise `Overloaded` when there is no room for another execution beside `coming` ones."""
+        ...
+
+    def start(self, lease: Lease) -> None:
+        """Drive this execution, which this process has just been given."""
+        ...
+
+    async def wake(self, execution_id: str) -> None:
+        """Drive this execution if nobody does and there is something to do."""
+        ...
+
+    async def idle(self, execution_id: str) -> None:
+        """Return when this process does not drive the execution (any more)."""
+        ...
+
+
+class Driver(Protocol):
+    """How an execution is driven (loop.py)."""
+
+    async def drive(self, lease: Lease) -> bool:
+        """Run one execution to its end (True), or to a question (False)."""
+        ...
+
+    async def break_off(self, lease: Lease, reason: str) -> None:
+        """End a run that cannot be driven."""
+        ...
+
+
+class LocalEngine:
+    """An `Engine` in this process: one supervised task per execution, over a log that may be shared.
+
+    At most `max_running` are driven at once; `max_queued` more wait. With `recover`, it says that it is
+    alive, and takes over unfinished executions of its profile whose driver is gone: at the start and after.
+    """
+
+    def __init__(
+        self,
+        store: EventLog,
+        driver: Driver,
+        *,
+        profile: str = "default",
+        max_running: int = MAX_RUNNING,
+        max_queued: int = MAX_QUEUED,
+        recover: bool = True,
+        scan: float = SCAN,
+    ) -> None:
+        self.driver = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
+        self.profile = profile
+        self._store = store
+        self._driver = driver
+        self._closing = False
+        self._room = max_running + max_queued
+        self._slots = asyncio.Semaphore(max_running)
+        self._recover = recover
+        self._scan = scan
+        self._drives: dict[str, asyncio.Task[None]] = {}
+        self._chores: list[asyncio.Task[None]] = []
+
+    async def __aenter__(self) -> Self:
+        await self.open()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def open(self) -> None:
+        self._closing = False
+        await self._store.heartbeat(self.driver)
+        if self._recover:
+            self._chores = [
+                asyncio.create_task(self._beat(), name="loopwright heartbeat"),
+                asyncio.create_task(self._take_over(), name="loopwright recovery"),
+            ]
+
+    async def close(self, *, grace: float = 0.0) -> None:
+        """Stop driving, after at most `grace` seconds for what runs. What is unfinished stays in the log."""
+        self._closing = True  # what waits for its turn gets none, what nobody drives is left to others
+        if grace and self._drives:
+            await asyncio.wait(list(self._drives.values()), timeout=grace)
+        tasks = [*self._chores, *self._drives.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._chores.clear()
+
+    @property
+    def driving(self) -> int:
+        """Executions that run or wait for their turn here."""
+        return len(self._drives)
+
+    def admit(self, coming: int = 0) -> None:
+        if len(self._drives) + coming >= self._room:
+            raise Overloaded
+
+    def start(self, lease: Lease) -> None:
+        name = f"loopwright {lease.execution_id}"
+        task = asyncio.create_task(self._supervise(lease), name=name)
+        self._drives[lease.execution_id] = task
+        task.add_done_callback(lambda done: self._ended(lease.execution_id, done))
+
+    def _ended(self, execution_id: str, task: asyncio.Task[None]) -> None:
+        if self._drives.get(execution_id) is task:
+            del self._drives[execution_id]
+        if not task.cancelled() and (error := task.exception()):
+            log.error("the supervision of %s failed", execution_id, exc_info=error)
+
+    async def wake(self, execution_id: str) -> None:
+        if execution_id in self._drives:
+            return  # it looks at the log by itself, and once more when it has let go
+        for lease in await self._store.claim(self.driver, profile=self.profile, execution_id=execution_id):
+            self.start(lease)
+
+    async def idle(self, execution_id: str) -> None:
+        while task := self._drives.get(execution_id):
+            await asyncio.wait({task})
+
+    async def _supervise(self, lease: Lease) -> None:
+        """Drive until the run has ended, waits for an answer or is somebody else's."""
+        try:
+            async with self._slots:
+                ended = self._closing or await self._drive(lease)
+            if not ended:
+                await self._let_go(lease)
+        except LeaseLost:
+            log.warning("execution %s has another driver now: stopped here", lease.execution_id)
+        except NotFound:
+            log.info("execution %s was deleted", lease.execution_id)
+
+    async def _drive(self, lease: Lease) -> bool:
+        too_often = f"It was begun {MAX_TRIES} times without any progress."
+        broken = too_often if lease.tries > MAX_TRIES else None
+        while True:
+            try:
+                if broken is None:
+                    return await self._driver.drive(lease)
+                await self._driver.break_off(lease, broken)
+                return True
+            except StorageUnavailable as error:
+                log.error("execution %s pauses, its log cannot be written: %s", lease.execution_id, error)
+                await asyncio.sleep(STORAGE_RETRY)
+            except (LeaseLost, NotFound):
+                raise
+            except Exception:  # a bug: logged once with its traceback, and the run ends with an event
+                if broken is not None:
+                    raise
+                log.exception("execution %s broke", lease.execution_id)
+                broken = "An internal error ended the run: the log of the server has the details."
+
+    async def _let_go(self, lease: Lease) -> None:
+        """Release a run that waits for an answer, and look once more: the answer may have come just now."""
+        await self._store.release(lease)
+        claimed = await self._store.claim(self.driver, profile=self.profile, execution_id=lease.execution_id)
+        for again in claimed:
+            self.start(again)
+
+    async def _beat(self) -> None:
+        while True:
+            await asyncio.sleep(HEARTBEAT)
+            try:
+                await self._store.heartbeat(self.driver)
+            except StorageUnavailable as error:
+                log.error("no heartbeat: %s", error)
+
+    async def _take_over(self) -> None:
+        while not self._closing:
+            try:
+                await self._claim_orphans()
+            except StorageUnavailable as error:
+                log.error("no look for executions without a driver: %s", error)
+            await asyncio.sleep(self._scan)
+
+    async def _claim_orphans(self) -> None:
+        while room := min(100, self._room - len(self._drives)):
+            leases = await self._store.claim(self.driver, profile=self.profile, limit=room)
+            for lease in leases:
+                log.info("execution %s goes on here", lease.execution_id)
+                self.start(lease)
+            if len(leases) < room:
+                return

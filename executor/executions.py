@@ -1,0 +1,273 @@
+"""`Executions`: the one object behind every door. What it takes is durable when it returns."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import secrets
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Self
+
+from executor.engine import Engine
+from executor.errors import (
+    AlreadyDecided,
+    BeyondTheLog,
+    Conflict,
+    InvalidRequest,
+    ModelNotAllowed,
+    Stopping,
+)
+from executor.frames import from_entry, to_entry
+from executor.history import history
+from executor.journal import Clock, fold
+from executor.log import Entry, EventLog, NewExecution, Page
+from executor.outcomes import CancelAsked, Decided
+from executor.schema import Decision, Execution, ExecutionHistory, TaskRequest
+from executor.tools import Toolbox
+
+LOCAL = "local"
+"""The owner on stdio, in a library, and on a server without tokens."""
+
+
+def new_execution_id() -> str:
+    """26 lower-case base32 letters: 130 random bits. Lower-case, since clients lower-case the host part of
+    `execution://{id}`."""
+    return base64.b32encode(secrets.token_bytes(17)).decode()[:26].lower()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """What a request may name. `default_model` replaces the schema's default; `models` are glob patterns;
+    `priced` says whether a model's price is known."""
+
+    default_model: str | None = None
+    models: tuple[str, ...] = ("*",)
+    priced: Callable[[str], Awaitable[bool]] | None = None
+
+    def allows(self, model: str) -> bool:
+        """A scripted model runs only where the operator names it: in `models`, or as the default."""
+        if model == self.default_model:
+            return True
+        patterns = self.models
+        if model.startswith("scripted:"):
+            patterns = tuple(pattern for pattern in patterns if pattern.startswith("scripted:"))
+        return any(fnmatchcase(model, pattern) for pattern in patterns)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Started:
+    """An accepted execution; `fresh` is False when its idempotency key was used before."""
+
+    execution: Execution
+    fresh: bool
+
+
+class Executions:
+    """Starts, shows and stops executions, for their owners.
+
+    Raises only `LoopwrightError`s: `NotFound` for an unknown id and for another owner's alike.
+    `closing` is set when the process begins to stop: nothing new is taken, and a door must not read a
+    cancelled handler as its caller's wish.
+    """
+
+    def __init__(
+        self,
+        log: EventLog,
+        engine: Engine,
+        *,
+        toolbox: Callable[[], Toolbox],
+        policy: Policy | None = None,
+        partial_answer: bool = True,
+        clock: Clock = time.time,
+        new_id: Callable[[], str] = new_execution_id,
+    ) -> None:
+        self.closing = asyncio.Event()
+        self._log = log
+        self._engine = engine
+        self._toolbox = toolbox
+        self._policy = policy or Policy()
+        self._partial_answer = partial_answer
+        self._clock = clock
+        self._new_id = new_id
+        self._creating: set[asyncio.Task[Started]] = set()
+
+    async def __aenter__(self) -> Self:
+        self.closing.clear()
+        await self._log.open()
+        await self._engine.open()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self, *, grace: float = 0.0) -> None:
+        """Stop, after at most `grace` seconds for what runs. What is unfinished goes on at the next start."""
+        self.closing.set()
+        await asyncio.gather(*self._creating, return_exceptions=True)
+        try:
+            await self._engine.close(grace=grace)
+        finally:
+            await self._log.close()
+
+    async def start(
+        self, request: TaskRequest, *, owner: str = LOCAL, idempotency_key: str | None = None
+    ) -> Started:
+        """Accept a task: durable on return, and driven from here on.
+
+        Raises `InvalidRequest`, `ModelNotAllowed`, `SessionBusy`, `IdempotencyMismatch`, `Overloaded`,
+        `Stopping`.
+        """
+        if self.closing.is_set():
+            raise Stopping
+        request = await self._checked(request)
+        self._engine.admit(len(self._creating))
+        execution = Execution(
+            execution_id=self._new_id(),
+            session_id=request.session_id,
+            status="working",
+            request=request,
+            created_at=self._clock(),
+        )
+        new = NewExecution(
+            execution=execution,
+            owner=owner,
+            profile=self._engine.profile,
+            driver=self._engine.driver,
+            idempotency_key=idempotency_key,
+            request_hash=hashlib.sha256(request.model_dump_json().encode()).hexdigest(),
+        )
+        # A caller that leaves now must not leave behind an execution that is ours and that nobody drives.
+        creating = asyncio.create_task(self._create(new))
+        self._creating.add(creating)
+        creating.add_done_callback(self._creating.discard)
+        return await asyncio.shield(creating)
+
+    async def _create(self, new: NewExecution) -> Started:
+        created = await self._log.create(new)
+        if created.lease is not None:
+            self._engine.start(created.lease)
+        return Started(execution=created.execution, fresh=created.fresh)
+
+    async def _checked(self, request: TaskRequest) -> TaskRequest:
+        policy = self._policy
+        if policy.default_model is not None and "model" not in request.model_fields_set:
+            request = request.model_copy(update={"model": policy.default_model})
+        if not policy.allows(request.model):
+            raise ModelNotAllowed(
+                f"Model {request.model!r} may not be named here: the operator allows {', '.join(policy.models)} "
+                "(LOOPWRIGHT_MODELS)."
+            )
+        if request.max_cost_usd is not None and policy.priced and not await policy.priced(request.model):
+            raise InvalidRequest(
+                f"No price is known for model {request.model!r}, so max_cost_usd cannot be kept: use max_tokens."
+            )
+        self._check_tools(request)
+        return request
+
+    def _check_tools(self, request: TaskRequest) -> None:
+        toolbox = self._toolbox()
+        if not request.tools or toolbox.connecting():
+            return
+        names = toolbox.tools()
+        unmatched = [
+            {"loc": ["tools", position], "msg": f"{pattern!r} matches no tool", "type": "no_such_tool"}
+            for position, pattern in enumerate(request.tools)
+            if not any(fnmatchcase(name, pattern) for name in names)
+        ]
+        if unmatched:
+            known = ", ".join(sorted(names)) or "none"
+            raise InvalidRequest(f"tools names tools that do not exist. There are: {known}.", unmatched)
+
+    async def get(self, execution_id: str, *, owner: str = LOCAL) -> Execution:
+        """The execution as it stands."""
+        return (await self._log.get(execution_id, owner=owner)).execution
+
+    async def history(self, execution_id: str, *, owner: str = LOCAL) -> ExecutionHistory:
+        """The execution with everything it did so far."""
+        row = await self._log.get(execution_id, owner=owner)
+        entries = await self._log.read(execution_id)
+        return history(row.execution, map(from_entry, entries[: row.execution.last_seq]))
+
+    async def list(
+        self,
+        *,
+        owner: str = LOCAL,
+        status: str | None = None,
+        session_id: str | None = None,
+        limit: int = 50,
+        cursor: str | None = None,
+    ) -> Page:
+        """The owner's executions, newest first."""
+        return await self._log.list(owner, status=status, session_id=session_id, limit=limit, cursor=cursor)
+
+    async def page(
+        self, execution_id: str, *, owner: str = LOCAL, after: int = 0, limit: int | None = None
+    ) -> tuple[Execution, Sequence[Entry]]:
+        """The events after `after` that are there now, and the execution. Raises `BeyondTheLog`."""
+        entries = await self._log.read(execution_id, after=after, limit=limit, owner=owner)
+        execution = (await self._log.get(execution_id, owner=owner)).execution
+        if after > execution.last_seq:
+            raise BeyondTheLog(execution.last_seq)
+        return execution, entries
+
+    def events(self, execution_id: str, *, owner: str = LOCAL, after: int = 0) -> AsyncIterator[Entry]:
+        """The events after `after`, then live ones as they come, up to the final one."""
+        return self._log.follow(execution_id, after=after, owner=owner)
+
+    async def cancel(
+        self, execution_id: str, *, owner: str = LOCAL, reason: str = "asked by the owner"
+    ) -> Execution:
+        """Ask the run to end now. After the end nothing changes."""
+        return await self._append(execution_id, CancelAsked(reason=reason), owner)
+
+    async def decide(
+        self,
+        execution_id: str,
+        call_id: str,
+        decision: Decision,
+        *,
+        owner: str = LOCAL,
+        reason: str | None = None,
+        arguments_sha256: str | None = None,
+    ) -> Execution:
+        """Answer the question about one call, once. Raises `AlreadyDecided` when none is open (any more)."""
+        pending = (await self.get(execution_id, owner=owner)).pending_approvals
+        asked = next((approval for approval in pending if approval.call_id == call_id), None)
+        if asked is None or arguments_sha256 not in (None, asked.arguments_sha256):
+            raise AlreadyDecided
+        decided = Decided(call_id=call_id, decision=decision, reason=reason, decided_by=owner)
+        return await self._append(execution_id, decided, owner)
+
+    async def _append(self, execution_id: str, outcome: CancelAsked | Decided, owner: str) -> Execution:
+        """Append one door's event; what follows from it is the driver's to write."""
+        while True:
+            row = await self._log.get(execution_id, owner=owner)
+            if row.execution.ended and isinstance(outcome, CancelAsked):
+                return row.execution
+            state = await fold(self._log, row, partial_answer=self._partial_answer)
+            events = state.record(outcome, now=self._clock(), follow=False)
+            if not events:
+                if isinstance(outcome, Decided):
+                    raise AlreadyDecided
+                return state.execution()
+            snapshot = state.execution()
+            try:
+                await self._log.append(
+                    execution_id, [to_entry(event) for event in events], snapshot=snapshot, owner=owner
+                )
+            except Conflict:
+                continue
+            await self._engine.wake(execution_id)
+            return snapshot
+
+    async def delete(self, execution_id: str, *, owner: str = LOCAL) -> None:
+        """Remove a finished execution and leave nothing. Raises `StillRunning`."""
+        await self._log.delete(execution_id, owner=owner)
+
+    async def settled(self, execution_id: str) -> None:
+        """Return when this process does not drive the execution (any more)."""
+        await self._engine.idle(execution_id)

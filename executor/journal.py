@@ -1,0 +1,74 @@
+"""A driver's hand on one execution: its folded state, and appends that keep state and log the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from executor.errors import Conflict
+from executor.frames import from_entry, to_entry
+from executor.log import EventLog, Lease, Row
+from executor.outcomes import Outcome
+from executor.state import State, replay
+
+Clock = Callable[[], float]
+"""Unix seconds."""
+
+
+def new_state(row: Row, *, partial_answer: bool = True) -> State:
+    """The state of an execution before its first event."""
+    execution = row.execution
+    return State(
+        execution.execution_id, execution.request, execution.created_at, partial_answer=partial_answer
+    )
+
+
+async def fold(log: EventLog, row: Row, *, partial_answer: bool = True, epoch: int | None = None) -> State:
+    """The state of an execution after all of its events. Raises `LeaseLost` when `epoch` is not in force."""
+    entries = await log.read(row.execution.execution_id, epoch=epoch)
+    return replay(new_state(row, partial_answer=partial_answer), map(from_entry, entries))
+
+
+class Journal:
+    """The state of an execution that this process drives, and the one way to add to its log.
+
+    Raises `LeaseLost` from every method when another driver has taken over: stop at once, write nothing.
+    """
+
+    def __init__(self, log: EventLog, lease: Lease, row: Row, *, partial_answer: bool) -> None:
+        self._log = log
+        self._lease = lease
+        self._partial_answer = partial_answer
+        self.row = row
+        self.state = new_state(row, partial_answer=partial_answer)
+
+    async def refold(self) -> None:
+        """Throw the state away and fold the log again."""
+        self.state = await fold(
+            self._log, self.row, partial_answer=self._partial_answer, epoch=self._lease.epoch
+        )
+
+    async def catch_up(self) -> None:
+        """Fold what others have appended since."""
+        entries = await self._log.read(
+            self._lease.execution_id, after=self.state.seq, epoch=self._lease.epoch
+        )
+        replay(self.state, map(from_entry, entries))
+
+    async def record(self, *outcomes: Outcome, now: float) -> None:
+        """Append what follows from these outcomes; durable on return.
+
+        Refused because a door's append came first: fold again, decide again. An outcome that no longer fits
+        then gives nothing.
+        """
+        while events := self.state.record(*outcomes, now=now):
+            try:
+                await self._log.append(
+                    self._lease.execution_id,
+                    [to_entry(event) for event in events],
+                    snapshot=self.state.execution(),
+                    epoch=self._lease.epoch,
+                )
+            except Conflict:
+                await self.refold()
+            else:
+                return

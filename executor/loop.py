@@ -1,0 +1,223 @@
+"""The loop, and the object that embeds it.
+
+`Loop.drive`: one execution driven from wherever its log stops to its end, or to a question. Everything it decides comes from `State` (state.py, rules.py); everything it does is on record before anyone
+sees it, and a tool call before its tool is called.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Self, assert_never
+
+from executor.engine import MAX_QUEUED, MAX_RUNNING, LocalEngine
+from executor.executions import LOCAL, Executions, Policy
+from executor.frames import RETRY_FRAME, sse_frame
+from executor.journal import Clock, Journal
+from executor.log import Entry, EventLog, Lease
+from executor.memory_log import InMemoryLog
+from executor.outcomes import Broken, Done, Run, Stop, TakenOver, Think, Wait
+from executor.providers import Providers
+from executor.registry import Registered, RegistryTools
+from executor.schema import AgenticStepEvent, ExecutionHistory, TaskRequest
+from executor.think import Thinker
+from executor.tools import TOOL_TIMEOUT, Toolbox
+from executor.work import Work
+from executor.worker import Habits, Mind, Transient, Worker
+
+if TYPE_CHECKING:
+    from pydantic_ai import Agent
+
+
+class Loop:
+    """Drives executions. Holds nothing of any run: all of that is in the log."""
+
+    def __init__(
+        self,
+        log: EventLog,
+        mind: Mind,
+        *,
+        clock: Clock = time.time,
+        jitter: Callable[[], float] = random.random,
+        tool_timeout: float = TOOL_TIMEOUT,
+        transient: Transient | None = None,
+        partial_answer: bool = True,
+    ) -> None:
+        self._log = log
+        self._mind = mind
+        self._clock = clock
+        self._habits = Habits(clock=clock, jitter=jitter, tool_timeout=tool_timeout, transient=transient)
+        self._partial_answer = partial_answer
+
+    async def drive(self, lease: Lease) -> bool:
+        """Run one execution to its end (True), or to a question (False). Raises `LeaseLost` when another driver has it."""
+        watch = self._log.watch(lease.execution_id)  # before the first look, so that nothing falls between
+        async with Work(watch) as work:
+            journal = await self._journal(lease)
+            worker = Worker(self._log, self._mind, journal, self._habits)
+            await journal.record(TakenOver(), now=self._clock())
+            while True:
+                state = journal.state
+                match state.next():
+                    case Done():
+                        return True
+                    case Wait():
+                        return False
+                    case Think(closing, not_before):
+                        work.think(partial(worker.think, closing, not_before))
+                    case Run(calls):
+                        work.act(calls, worker.act)
+                    case Stop():
+                        work.stop()
+                    case unexpected:
+                        assert_never(unexpected)
+                deadline = state.deadline
+                outcomes = await work.outcomes(until=deadline, clock=self._clock)
+                if work.log_grew(state.seq):
+                    await journal.catch_up()
+                now = self._clock()
+                if isinstance(journal.state.next(), Stop) or (deadline is not None and now >= deadline):
+                    await work.stop_thinking()  # the final event must find nothing running
+                await journal.record(*outcomes, now=now)
+
+    async def break_off(self, lease: Lease, reason: str) -> None:
+        """End a run that cannot be driven (`internal_error`). `reason` is fit for clients."""
+        journal = await self._journal(lease)
+        await journal.record(Broken(error=reason), now=self._clock())
+
+    async def _journal(self, lease: Lease) -> Journal:
+        row = await self._log.get(lease.execution_id)
+        journal = Journal(self._log, lease, row, partial_answer=self._partial_answer)
+        await journal.refold()
+        return journal
+
+
+class AgenticLoopExecutor:
+    """Finishes tasks with a model and tools: three lines of a library user, and no server.
+
+    `tool_registry` (name → async or plain callable, or `Tool`), `tool_schemas` (OpenAI function definitions)
+    and `system_prompt` are plain attributes, read at each use: assign to swap a backend. `model` is what a
+    request that names none gets; `agent`, your own Pydantic AI agent, then takes the turns. `log` is in
+    memory unless given; with a durable one, unfinished runs of the same `name` go on at the next start.
+    `tools`: more tools, from anywhere. Use it as it is, or `async with` it to end what it runs.
+    """
+
+    def __init__(
+        self,
+        tool_registry: Mapping[str, Registered],
+        tool_schemas: Sequence[Mapping[str, Any]],
+        system_prompt: str = "You are a helpful assistant with tool access.",
+        *,
+        name: str = "default",
+        model: str | None = None,
+        agent: Agent[Any, Any] | None = None,
+        log: EventLog | None = None,
+        tools: Toolbox | None = None,
+        providers: Providers | None = None,
+        policy: Policy | None = None,
+        tool_timeout: float = TOOL_TIMEOUT,
+        partial_answer: bool = True,
+        max_running: int = MAX_RUNNING,
+        max_queued: int = MAX_QUEUED,
+        clock: Clock = time.time,
+        jitter: Callable[[], float] = random.random,
+    ) -> None:
+        self.tool_registry = tool_registry
+        self.tool_schemas = tool_schemas
+        self.system_prompt = system_prompt
+        self.agent = agent
+        self.toolbox: Toolbox = RegistryTools(self, beside=tools)
+        self._providers = providers or Providers()
+        store = InMemoryLog() if log is None else log
+        driver = Loop(
+            store, self, clock=clock, jitter=jitter, tool_timeout=tool_timeout, partial_answer=partial_answer
+        )
+        engine = LocalEngine(
+            store,
+            driver,
+            profile=name,
+            recover=log is not None,
+            max_running=max_running,
+            max_queued=max_queued,
+        )
+        self.executions = Executions(
+            store,
+            engine,
+            toolbox=lambda: self.toolbox,
+            policy=policy
+            or Policy(default_model=model, models=("*", "scripted:*"), priced=self._providers.price_known),
+            partial_answer=partial_answer,
+            clock=clock,
+        )
+        self._opening: asyncio.Lock = asyncio.Lock()
+        self._open = False
+
+    def thinker(self, model: str) -> Thinker:
+        """Who answers for this model: the caller's own agent, if there is one."""
+        return self._providers.thinker_for(model, agent=self.agent)
+
+    async def __aenter__(self) -> Self:
+        await self.open()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def open(self) -> None:
+        """Open the log and take up what is unfinished. `execute` does it by itself."""
+        async with self._opening:
+            if not self._open:
+                await self.executions.__aenter__()
+                self._open = True
+
+    async def close(self, *, grace: float = 0.0) -> None:
+        """End what it runs, after at most `grace` seconds. A durable log keeps what is unfinished."""
+        async with self._opening:
+            if self._open:
+                self._open = False
+                await self.executions.close(grace=grace)
+                await self._providers.aclose()
+
+    async def execute(
+        self, request: TaskRequest, *, owner: str = LOCAL, detach: bool = False
+    ) -> AsyncGenerator[AgenticStepEvent]:
+        """Run a task, giving each event once it is on record, up to the final one.
+
+        The run lives in a task of its own. Closing the generator cancels it and waits for its end, unless
+        `detach`: then it goes on. No failure of a tool or a model leaves here: each is an event. Raises
+        `InvalidRequest` and its kin before the first event.
+        """
+        async for entry in self._entries(request, owner=owner, detach=detach):
+            yield AgenticStepEvent.model_validate_json(entry.data)
+
+    async def stream_execution(
+        self, request: TaskRequest, *, owner: str = LOCAL, detach: bool = False
+    ) -> AsyncGenerator[bytes]:
+        """Like `execute`, each event as one whole SSE frame: for `EventSourceResponse` and
+        `StreamingResponse` as it is."""
+        yield RETRY_FRAME
+        async for entry in self._entries(request, owner=owner, detach=detach):
+            yield sse_frame(entry)
+
+    async def _entries(self, request: TaskRequest, *, owner: str, detach: bool) -> AsyncGenerator[Entry]:
+        await self.open()
+        started = await self.executions.start(request, owner=owner)
+        execution_id = started.execution.execution_id
+        ended = False
+        try:
+            async for entry in self.executions.events(execution_id, owner=owner):
+                ended = entry.is_final
+                yield entry
+        finally:
+            if not (ended or detach or self.executions.closing.is_set()):
+                await self.executions.cancel(execution_id, owner=owner, reason="the caller left")
+            if ended or not detach:
+                await self.executions.settled(execution_id)
+
+    async def history(self, execution_id: str, *, owner: str = LOCAL) -> ExecutionHistory:
+        """What the history route gives: the execution, its steps and its `tool_history`."""
+        await self.open()
+        return await self.executions.history(execution_id, owner=owner)
