@@ -131,7 +131,7 @@ def make_server(root: Path) -> MCPServer:
         """Read a text file, or a part of it."""
         text = _text(folder.file(path))
         if text is None:
-            raise ToolError(f"{path!r} is not a text file of at most {MAX_FILE_BYTES:,} bytes.")
+            raise ToolError(f"{path!r} is not a text file of at most {MAX_FILE_BYTES >> 20} MiB.")
         lines = text.splitlines()
         if start_line > max(len(lines), 1):
             raise ToolError(f"{path!r} has only {len(lines)} lines.")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any, Literal, TypeAlias, cast
 
 import anyio
@@ -13,7 +13,7 @@ import httpx2
 import mcp_types
 from mcp import Client, MCPError
 from mcp.client.subscriptions import SubscriptionLost
-from mcp_types import CONNECTION_CLOSED, INVALID_REQUEST, METHOD_NOT_FOUND, CallToolResult
+from mcp_types import CONNECTION_CLOSED, METHOD_NOT_FOUND, CallToolResult
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import ValidationError
 
@@ -37,6 +37,7 @@ STEADY = 10.0
 """Seconds after which a connection counts as good, and the next retry as a first one."""
 
 RELIST_PAUSE = 1.0
+DRAIN_TIME = 2.0
 _CLOSE_GRACE = 1.0
 
 State: TypeAlias = Literal["connecting", "ready", "failed"]
@@ -71,9 +72,12 @@ class Connection:
         self._first_retry = first_retry
         self._settled = asyncio.Event()
         self._client: Client | None = None
+        self._wire: Wire | None = None
         self._wake = asyncio.Event()
         self._expired = False
         self._was_up = False
+        self._in_flight = 0
+        self._idle = asyncio.Event()
         self._relist: asyncio.TimerHandle | None = None
         self._closing = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -108,6 +112,7 @@ class Connection:
             if self._closing.is_set():
                 return
             if self._was_up:
+                logger.info("server %s is lost: %s", self.server.name, reason)
                 self._lost(reason)
             else:
                 self._failed(reason)
@@ -120,7 +125,7 @@ class Connection:
 
     async def _attempt(self) -> str:
         """Connect and serve until the connection ends; why it did."""
-        wire = Wire(self.server.transport, on_close=self._wake.set)
+        wire = self._wire = Wire(self.server.transport, on_close=self._cut)
         self._was_up = self._expired = False
         self._wake.clear()
         try:
@@ -150,12 +155,21 @@ class Connection:
         while True:
             await self._wake.wait()
             self._wake.clear()
-            if wire.closed or self._expired:
+            if wire.closed:
+                return
+            if self._expired:
+                await self._drain()
                 return
             try:
                 await self._refresh(client, wire)
             except (MCPError, TimeoutError, ValidationError) as error:
                 logger.warning("server %s: its tools cannot be listed anew: %s", self.server.name, error)
+
+    async def _drain(self) -> None:
+        """Let the other calls of an ended session hear of its end themselves: they too were not begun."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(DRAIN_TIME):
+                await self._idle.wait()
 
     async def _refresh(self, client: Client, wire: Wire) -> None:
         wire.notes.clear()
@@ -172,8 +186,13 @@ class Connection:
         self.first_settled.set()
         self._settled.set()
 
+    def _cut(self) -> None:
+        """The moment in which nothing more can come; the owner task still has to clear up behind it."""
+        if self._client is not None:
+            self._lost("the connection was closed")
+        self._wake.set()
+
     def _lost(self, reason: str) -> None:
-        logger.info("server %s is lost: %s", self.server.name, reason)
         self._client = None
         self.state, self.reason = "connecting", reason
         self._settled.clear()
@@ -253,12 +272,17 @@ class Connection:
 
         for resend in (True, False):
             client = await self._connected()
+            wire = self._wire
             try:
-                return await client.call_tool(
-                    tool, arguments, progress_callback=tell, meta=cast("mcp_types.RequestParamsMeta", meta)
-                )
+                with self._busy():
+                    return await client.call_tool(
+                        tool,
+                        arguments,
+                        progress_callback=tell,
+                        meta=cast("mcp_types.RequestParamsMeta", meta),
+                    )
             except MCPError as error:
-                if _session_gone(error) and resend:
+                if resend and wire is not None and wire.session_gone and _is_about_a_session(error):
                     self._renew(client)  # refused before it ran: this one can be sent again
                     continue
                 raise self._failure(error) from error
@@ -269,6 +293,17 @@ class Connection:
             except RuntimeError as error:  # what the SDK raises for a client that was left meanwhile
                 raise self._failure(error) from error
         raise AssertionError("unreachable")
+
+    @contextmanager
+    def _busy(self) -> Generator[None]:
+        self._in_flight += 1
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self._in_flight -= 1
+            if not self._in_flight:
+                self._idle.set()
 
     async def _connected(self) -> Client:
         if self.state == "connecting":
@@ -297,9 +332,10 @@ class Connection:
         return self._unavailable("the connection was lost during the call, which may have had its effect")
 
 
-def _session_gone(error: MCPError) -> bool:
-    # The SDK's words for a 404 that answers a session id; there is no code of its own for it.
-    return error.code == INVALID_REQUEST and error.message == "Session terminated"
+def _is_about_a_session(error: MCPError) -> bool:
+    # Neither the status nor a code of its own comes through the SDK: "Session terminated" are its own words,
+    # "Session not found" those of most servers.
+    return "session" in error.message.lower()
 
 
 def _explain(error: BaseException, server: Server) -> str:

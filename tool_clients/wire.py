@@ -31,16 +31,18 @@ class Wire(AbstractAsyncContextManager[_SDK_STREAMS]):
     """One connection's streams, as the SDK's `Client` wants them.
 
     `closed` becomes true, and `on_close` is called, as soon as nothing more can come from the server: the
-    SDK's client does not tell. `notes` names what was dropped from a listing of tools.
+    SDK's client does not tell. `session_gone`: the server answered that it does not know the session (any
+    more). `notes` names what was dropped from a listing of tools.
     """
 
     def __init__(self, transport: Transport, *, on_close: Callable[[], None]) -> None:
         self.tail = Tail()
         self.closed = False
+        self.session_gone = False
         self.notes: list[str] = []
         self.protocol_version = LATEST_HANDSHAKE_VERSION
         self._on_close = on_close
-        self._inner = _open(transport, self.tail)
+        self._inner = _open(transport, self)
 
     async def __aenter__(self) -> _SDK_STREAMS:
         read, write = await self._inner.__aenter__()
@@ -165,14 +167,12 @@ class Tail:
             await asyncio.to_thread(self._thread.join, 0.5)
 
 
-def _open(transport: Transport, tail: Tail) -> AbstractAsyncContextManager[_SDK_STREAMS]:
+def _open(transport: Transport, wire: Wire) -> AbstractAsyncContextManager[_SDK_STREAMS]:
     match transport:
         case Stdio():
-            return _open_stdio(transport, tail)
-        case Http(kind="sse"):
-            return sse_client(transport.url, headers=dict(transport.headers), sse_read_timeout=86_400.0)
+            return _open_stdio(transport, wire.tail)
         case Http():
-            return _open_http(transport)
+            return _open_http(transport, wire)
 
 
 @asynccontextmanager
@@ -194,11 +194,24 @@ async def _open_stdio(transport: Stdio, tail: Tail) -> AsyncGenerator[_SDK_STREA
 
 
 @asynccontextmanager
-async def _open_http(transport: Http) -> AsyncGenerator[_SDK_STREAMS]:
+async def _open_http(transport: Http, wire: Wire) -> AsyncGenerator[_SDK_STREAMS]:
     # A call may be silent for as long as its own time limit allows: none on reading here.
     timeout = httpx2.Timeout(HTTP_TIMEOUT, read=None)
-    async with (
-        httpx2.AsyncClient(headers=dict(transport.headers), timeout=timeout) as http,
-        streamable_http_client(transport.url, http_client=http) as streams,
-    ):
-        yield streams
+
+    async def look(response: httpx2.Response) -> None:
+        if response.status_code == 404 and "mcp-session-id" in response.request.headers:
+            wire.session_gone = True
+
+    # In a thread, since a client reads the certificates of all authorities when it is made.
+    http = await asyncio.to_thread(
+        httpx2.AsyncClient,
+        headers=dict(transport.headers),
+        timeout=timeout,
+        event_hooks={"response": [look]},
+    )
+    if transport.kind == "sse":
+        async with sse_client(transport.url, httpx_client_factory=lambda *_, **__: http) as streams:
+            yield streams
+    else:
+        async with http, streamable_http_client(transport.url, http_client=http) as streams:
+            yield streams
