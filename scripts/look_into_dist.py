@@ -56,7 +56,13 @@ def sdist_lacks(sdist: Path) -> list[str]:
         "scripts/test",
         *(f"examples/{path.name}" for path in (ROOT / "examples").glob("*.py")),
     }
-    return [f"{sdist.name} lacks {name}" for name in sorted(wanted - names)]
+    strays = sorted(
+        {name for name in names if {"node_modules", ".venv", "__pycache__"} & set(name.split("/"))}
+    )
+    return [
+        *(f"{sdist.name} lacks {name}" for name in sorted(wanted - names)),
+        *(f"{sdist.name} carries {name}" for name in strays[:5]),
+    ]
 
 
 if __name__ == "__main__":
