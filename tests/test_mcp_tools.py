@@ -15,7 +15,7 @@ from typing import Any
 import mcp_types
 import pytest
 import uvicorn
-from mcp.server.mcpserver import MCPServer
+from mcp.server.mcpserver import Context, MCPServer
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from executor.tools import Tool, ToolContext, ToolFailure, ToolOutput
@@ -462,6 +462,13 @@ async def application(switch: Switch, name: str) -> AsyncGenerator[None]:
         """Who answers."""
         return name
 
+    @server.tool(structured_output=False)
+    async def grow(ctx: Context) -> str:
+        """Offer one tool more, and say so."""
+        server.add_tool(who, name="grown")
+        await ctx.notify_tools_changed()
+        return "grown"
+
     app = server.streamable_http_app()
     async with server.session_manager.run():
         switch.app = app
@@ -503,6 +510,41 @@ async def test_a_server_behind_a_url_is_used_in_both_eras(legacy: bool, era: str
             ("ready", "http", era)
         ]
     assert set(switch.headers) == {"t0k"}
+
+
+async def test_tools_that_join_later_are_offered_in_the_new_era_too() -> None:
+    switch = Switch(legacy=False)
+    listed: asyncio.Queue[list[str]] = asyncio.Queue()
+    async with asyncio.timeout(SOON), application(switch, "first"), listening(switch) as port:
+        connection = Connection(
+            over_http(port),
+            client_info=ME,
+            on_listing=lambda: listed.put_nowait([tool.name for tool in connection.listing.tools]),
+        )
+        connection.start()
+        try:
+            assert await listed.get() == ["who", "grow"]
+            assert await listed.get() == ["who", "grow"]  # once more now that changes are told
+            await connection.call("grow", {}, meta={})
+            assert await listed.get() == ["who", "grow", "grown"]
+        finally:
+            await connection.close()
+
+
+async def test_a_server_of_the_sse_transport_is_used() -> None:
+    server = MCPServer("old", log_level="ERROR")
+
+    @server.tool(structured_output=False)
+    def who() -> str:
+        """Who answers."""
+        return "old"
+
+    async with asyncio.timeout(SOON), listening(server.sse_app()) as port:
+        old = Server(name="h", transport=Http(url=f"http://127.0.0.1:{port}/sse", kind="sse"))
+        async with box(old) as tools:
+            await tools.ready()
+            assert await use(tools.tools()["h__who"]) == "old"
+            assert [(state.state, state.transport) for state in tools.states()] == [("ready", "sse")]
 
 
 async def test_a_server_that_forgot_the_session_gets_a_new_handshake_and_the_call() -> None:
@@ -557,7 +599,7 @@ async def test_a_server_that_goes_away_is_not_available_until_it_is_back() -> No
             listed.clear()
             with pytest.raises(ToolFailure, match=r"^Server h is not available: "):
                 await connection.call("who", {}, meta={})
-            assert [tool.name for tool in connection.listing.tools] == ["who"]
+            assert [tool.name for tool in connection.listing.tools] == ["who", "grow"]
             async with listening(switch, port):
                 await listed.wait()
                 assert (await connection.call("who", {}, meta={})).content == [

@@ -37,6 +37,7 @@ STEADY = 10.0
 """Seconds after which a connection counts as good, and the next retry as a first one."""
 
 RELIST_PAUSE = 1.0
+RELISTEN_PAUSE = 5.0
 DRAIN_TIME = 2.0
 _CLOSE_GRACE = 1.0
 
@@ -235,12 +236,10 @@ class Connection:
                 await asyncio.wait({task})
 
     async def _listen(self, client: Client) -> None:
-        missed = False
         while True:
             try:
                 async with client.listen(tools_list_changed=True) as changes:
-                    if missed:
-                        self._list_again()
+                    self._list_again()  # for what changed while nobody listened
                     async for _ in changes:
                         self._list_again()
             except SubscriptionLost:
@@ -248,8 +247,7 @@ class Connection:
             except MCPError as error:
                 if error.code in (METHOD_NOT_FOUND, CONNECTION_CLOSED):
                     return
-            missed = True
-            await asyncio.sleep(self._first_retry)
+            await asyncio.sleep(RELISTEN_PAUSE)
 
     # Calls
 
