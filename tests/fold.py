@@ -1,13 +1,13 @@
 """One run told as a story: outcomes in, the appends out as one line each, with a clock that is set by hand.
 
 A line reads `D[1 thinking · 2 tool_call a]` for an append of the driver and `door[3 approval a approved]` for one
-of a door. Every append is also folded, through the JSON that a store would keep, into a second state, which must
+of a door. Every append is also folded, through the bytes that a store keeps, into a second state, which must
 be equal to the first in every field.
 """
 
-import json
 from typing import Any
 
+from executor.frames import from_entry, to_entry
 from executor.outcomes import Call, Decided, Next, Observed, Outcome, Recorded, TakenOver, Thought
 from executor.schema import AgenticStepEvent, Status, StepType, TaskRequest
 from executor.state import State, replay
@@ -45,7 +45,7 @@ class Story:
 
     def taken_over(self) -> "Story":
         """The driver died; another one folds the log and goes on."""
-        self.state = replay(self._fresh(), [through_json(recorded) for recorded in self.log])
+        self.state = replay(self._fresh(), [stored(recorded) for recorded in self.log])
         return self.driver(TakenOver())
 
     def next(self) -> Next:
@@ -76,7 +76,7 @@ class Story:
     def _append(self, who: str, new: list[Recorded]) -> "Story":
         self.log += new
         self.appends += [f"{who}[{' · '.join(line(recorded.event) for recorded in new)}]"] if new else []
-        replay(self._mirror, [through_json(recorded) for recorded in new])
+        replay(self._mirror, [stored(recorded) for recorded in new])
         assert vars(self._mirror) == vars(self.state)
         return self
 
@@ -97,11 +97,9 @@ def line(event: AgenticStepEvent) -> str:
             return f"{event.seq} {kind} {about or event.stop_reason or ''}".rstrip()
 
 
-def through_json(recorded: Recorded) -> Recorded:
-    """What a store gives back: both parts through JSON."""
-    event = AgenticStepEvent.model_validate_json(recorded.event.model_dump_json())
-    private = None if recorded.private is None else json.loads(json.dumps(recorded.private, allow_nan=False))
-    return Recorded(event, private)
+def stored(recorded: Recorded) -> Recorded:
+    """What a store gives back."""
+    return from_entry(to_entry(recorded))
 
 
 def call(name: str, **marks: Any) -> Call:
