@@ -31,9 +31,12 @@ CHECKED_BYTES = 16 * 1024 * 1024
 class Database:
     """The database file at `path`. `migrations` stands for the versions this program knows."""
 
-    def __init__(self, path: Path, *, migrations: Sequence[str] = MIGRATIONS) -> None:
+    def __init__(
+        self, path: Path, *, migrations: Sequence[str] = MIGRATIONS, busy_seconds: float = BUSY_SECONDS
+    ) -> None:
         self.path = path
         self._migrations = migrations
+        self._busy_seconds = busy_seconds
 
     @property
     def newest(self) -> int:
@@ -55,25 +58,28 @@ class Database:
     def connect(self) -> sqlite3.Connection:
         """A connection in autocommit mode, durable and tidy: transactions are begun by hand."""
         connection = sqlite3.connect(
-            self.path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
+            self.path, timeout=self._busy_seconds, isolation_level=None, check_same_thread=False
         )
-        _use_wal(connection)
-        # FULL: in WAL mode only this survives a power cut. secure_delete: what is deleted is overwritten.
-        for pragma in ("synchronous=FULL", "secure_delete=ON", "foreign_keys=ON"):
-            connection.execute(f"PRAGMA {pragma}").close()
+        try:
+            _use_wal(connection)
+            # FULL: in WAL mode only this survives a power cut. secure_delete: what is deleted is overwritten.
+            for pragma in ("synchronous=FULL", "secure_delete=ON", "foreign_keys=ON"):
+                connection.execute(f"PRAGMA {pragma}").close()
+        except BaseException:
+            connection.close()
+            raise
         return connection
 
     @contextmanager
     def _readable(self) -> Iterator[None]:
         try:
             yield
-        except OSError as error:
+        except (OSError, sqlite3.OperationalError) as error:
             raise StorageUnavailable(
-                f"The database {self.path} cannot be opened ({error.strerror or error}): check the folder and "
-                "its rights, or set LOOPWRIGHT_DATABASE_URL to another place."
+                f"The database {self.path} cannot be opened ({getattr(error, 'strerror', None) or error}): check "
+                "the rights of the file and its folder and that no program keeps it locked, or set "
+                "LOOPWRIGHT_DATABASE_URL to another place."
             ) from error
-        except sqlite3.OperationalError as error:
-            raise unavailable(error) from error
         except sqlite3.DatabaseError as error:
             raise DatabaseRefused(
                 f"{self.path} is damaged or no SQLite database ({error}): it was left as it is. Move it away, or "
@@ -90,8 +96,19 @@ class Database:
 
     def _version(self) -> int:
         """The version of the file as it stands (0: empty), read without changing it."""
-        with closing(sqlite3.connect(f"{self.path.absolute().as_uri()}?mode=ro", uri=True)) as connection:
-            connection.execute(f"PRAGMA busy_timeout={BUSY_SECONDS * 1000:.0f}")
+        wal = self.path.with_name(f"{self.path.name}-wal")
+        if not wal.exists():
+            # Nobody writes: only so does SQLite put no files of its own beside one that may not be ours.
+            try:
+                return self._look("immutable=1")
+            except (sqlite3.DatabaseError, DatabaseRefused):
+                if not wal.exists():
+                    raise
+        return self._look("mode=ro")
+
+    def _look(self, mode: str) -> int:
+        address = f"{self.path.absolute().as_uri()}?{mode}"
+        with closing(sqlite3.connect(address, uri=True, timeout=self._busy_seconds)) as connection:
             (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
             (application,) = connection.execute("PRAGMA application_id").fetchone()
             (version,) = connection.execute("PRAGMA user_version").fetchone()
@@ -124,8 +141,9 @@ class Database:
             for script in self._migrations[version:]:
                 for statement in _statements(script):
                     connection.execute(statement)
-            connection.execute(f"PRAGMA application_id={APPLICATION_ID}")
-            connection.execute(f"PRAGMA user_version={self.newest}")
+            if version < self.newest:
+                connection.execute(f"PRAGMA application_id={APPLICATION_ID}")
+                connection.execute(f"PRAGMA user_version={self.newest}")
             connection.execute("COMMIT")
 
     def _keep_copy(self, version: int) -> None:

@@ -114,11 +114,15 @@ class SqliteLog:
             self._writer.nudge()
 
     async def _write(
-        self, work: Callable[[sqlite3.Connection], T], committed: Callable[[T], None] = lambda result: None
+        self,
+        work: Callable[[sqlite3.Connection], T],
+        committed: Callable[[T], None] = lambda result: None,
+        *,
+        tidy: bool = False,
     ) -> T:
         if self._writer is None:
             raise closed()
-        return await self._writer.run(work, committed)
+        return await self._writer.run(work, committed, tidy=tidy)
 
     async def _read(self, work: Callable[[sqlite3.Connection], T]) -> T:
         if self._reader is None:
@@ -200,12 +204,11 @@ class SqliteLog:
         )
 
     async def delete(self, execution_id: str, *, owner: str) -> None:
-        def committed(_: None) -> None:
-            self._feed.changed([execution_id])
-            if self._writer is not None:
-                self._writer.tidy()
-
-        await self._write(lambda connection: rows.delete(connection, execution_id, owner), committed)
+        await self._write(
+            lambda connection: rows.delete(connection, execution_id, owner),
+            lambda _: self._feed.changed([execution_id]),
+            tidy=True,
+        )
 
     # ── who drives ───────────────────────────────────────────────────────────────────────────────────
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from executor.database import BUSY_SECONDS, unavailable
+from executor.database import unavailable
 from executor.errors import StorageUnavailable
 
 logger = logging.getLogger("loopwright.executor")
@@ -51,6 +51,7 @@ class _Job(Generic[T]):
     work: Callable[[sqlite3.Connection], T]
     done: asyncio.Future[T]
     committed: Callable[[T], None]
+    tidy: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,28 +113,28 @@ class Writer:
             raise
 
     async def run(
-        self, work: Callable[[sqlite3.Connection], T], committed: Callable[[T], None] = lambda result: None
+        self,
+        work: Callable[[sqlite3.Connection], T],
+        committed: Callable[[T], None] = lambda result: None,
+        *,
+        tidy: bool = False,
     ) -> T:
         """Do `work` in a transaction and return its result once that is durable.
 
         `work` may refuse by raising a `LoopwrightError`; what it wrote is then undone, its neighbours' work
         is not. `committed` is called on the event loop before this returns, also when the caller has gone.
-        Raises `StorageUnavailable`.
+        `tidy`: empty the write-ahead log before that, since deleted rows are still in it (as soon as no reader
+        is in the way). Raises `StorageUnavailable`.
         """
         if self._closing:
             raise closed()
         done: asyncio.Future[T] = self._loop.create_future()
-        self._jobs.put(_Job(work, done, committed))
+        self._jobs.put(_Job(work, done, committed, tidy))
         return await done
 
     def nudge(self) -> None:
         """Look up: somebody may have begun to watch."""
         self._jobs.put(None)
-
-    def tidy(self) -> None:
-        """Empty the write-ahead log when there is nothing else to do: deleted rows are still in it."""
-        self._tidy_due = True
-        self.nudge()
 
     async def close(self) -> None:
         """Commit what is queued, then let go of connection and thread."""
@@ -163,9 +164,10 @@ class Writer:
     def _work_on(self, jobs: Sequence[_Job[Any]]) -> None:
         if jobs:
             self._commit(jobs)
-        elif self._watched():
+            return
+        if self._watched():
             self._look()
-        if self._tidy_due and self._jobs.empty():
+        if self._tidy_due:
             self._empty_wal()
 
     def _next_batch(self) -> list[_Job[Any] | None]:
@@ -203,6 +205,8 @@ class Writer:
                 self._commit([job])
             return
         self._seen = seen
+        if self._tidy_due or any(job.tidy for job in jobs):
+            self._empty_wal()
         self._tell(_tell_all, fates)
 
     def _begin(self) -> None:
@@ -264,6 +268,7 @@ class Writer:
 
     def _empty_wal(self) -> None:
         """Fold the write-ahead log into the file; not now if a reader is in the way."""
+        (patience,) = self._connection.execute("PRAGMA busy_timeout").fetchone()
         self._connection.execute("PRAGMA busy_timeout=0")
         try:
             (busy, _, _) = self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
@@ -271,7 +276,7 @@ class Writer:
         except sqlite3.Error as error:
             logger.debug("Could not empty the write-ahead log, trying again later: %s", error)
         finally:
-            self._connection.execute(f"PRAGMA busy_timeout={BUSY_SECONDS * 1000:.0f}")
+            self._connection.execute(f"PRAGMA busy_timeout={patience}")
 
     def _tell(self, call: Callable[..., None], *args: object) -> None:
         try:
