@@ -166,7 +166,7 @@ def _succeeded(call: Call, value: Any, seconds: float) -> Observed:
         text, content, value = clean(value.text), value.content, value.result
     try:
         result = to_value(value)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         reason = f"the result is not JSON: {cut(clean(str(error)), 500)}. Do without this tool"
         return _failed(call, reason, seconds, counts=True, result=None)
     if text is None:
@@ -185,7 +185,7 @@ def _milliseconds(seconds: float) -> float:
 
 
 def to_value(value: Any) -> Json:
-    """Any Python value as a JSON value. Raises `ValueError` for what has no end (a cycle)."""
+    """Any Python value as a JSON value. Raises `ValueError` or `RecursionError` for what is nested too deep."""
     if isinstance(value, str):
         return clean(value)
     try:
