@@ -1,0 +1,166 @@
+"""From whatever a model request raises to a `ModelFailure`: may it be tried again, when, and why it failed."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import time
+from collections.abc import Iterator, Mapping
+from email.utils import parsedate_to_datetime
+from http import HTTPStatus
+from typing import Any
+
+import httpx2
+from pydantic_ai.exceptions import (
+    ModelAPIError,
+    ModelContextWindowExceededError,
+    ModelHTTPError,
+    ModelQuotaExceededError,
+    ModelRequestRejectedError,
+    UnexpectedModelBehavior,
+    UserError,
+)
+
+from executor.redaction import safe_line
+from executor.think import ModelFailure
+
+logger = logging.getLogger("loopwright.executor")
+
+_PASSING = frozenset((408, 409, 425, 429))
+_UNREADABLE = "Error converting to valid response"  # LiteLLM's words (a 422) for an answer cut in its JSON
+_WRAPPED_BY = re.compile(r"^(?:litellm\.\w+: |\w*(?:Error|Exception)(?: \w+)? ?[:-] )+")
+_MESSAGE = re.compile(r"""["']message["']\s*:\s*(?:"((?:[^"\\]|\\.)*)"|'((?:[^'\\]|\\.)*)')""")
+
+
+def failure(error: Exception, *, model: str) -> ModelFailure:
+    """What an exception of a model request means. The text names the model, the status and the reason."""
+    match error:
+        case ModelFailure():
+            return error
+        case ModelContextWindowExceededError():
+            return ModelFailure(_line(model, error), stop_reason="context_overflow")
+        case ModelQuotaExceededError():
+            return ModelFailure(_line(model, error))
+        case ModelHTTPError():
+            return ModelFailure(
+                _line(model, error), retryable=_may_pass(error), retry_after=_retry_after(error)
+            )
+        case ModelRequestRejectedError():
+            return ModelFailure(_line(model, error))
+        case ModelAPIError():  # a lost connection, a time-out of the client's, an error inside a stream
+            return ModelFailure(_line(model, error), retryable=True, retry_after=_retry_after(error))
+        case UnexpectedModelBehavior() | json.JSONDecodeError() | UnicodeDecodeError():
+            return ModelFailure(f"{model}: the provider's answer could not be read", retryable=True)
+        case TimeoutError() | ConnectionError() | httpx2.TransportError():
+            return ModelFailure(f"{model}: the connection was lost or timed out", retryable=True)
+        case UserError() | ImportError():
+            return ModelFailure(_line(model, error))
+        case _:
+            return _bug(error, model)
+
+
+def silence(model: str, seconds: float) -> ModelFailure:
+    """A stream that stopped in the middle."""
+    return ModelFailure(f"{model}: nothing came for {seconds:g} s in the middle of an answer", retryable=True)
+
+
+def too_slow(model: str, seconds: float) -> ModelFailure:
+    """No whole answer within the limit."""
+    return ModelFailure(f"{model}: no answer within {seconds:g} s", retryable=True)
+
+
+def _bug(error: Exception, model: str) -> ModelFailure:
+    """Anything unforeseen: logged here, without the exception's own text, which may quote a key."""
+    place = error.__traceback__
+    while place is not None and place.tb_next is not None:
+        place = place.tb_next
+    where = f"{place.tb_frame.f_code.co_filename}:{place.tb_lineno}" if place is not None else "?"
+    logger.error("model request failed with %s at %s: %s", type(error).__name__, where, safe_line(str(error)))
+    return ModelFailure(safe_line(f"{model}: {type(error).__name__}: {error}"))
+
+
+def _may_pass(error: ModelHTTPError) -> bool:
+    if error.status_code in _PASSING or error.status_code >= 500:
+        return True
+    return error.status_code == 422 and _UNREADABLE in _text(error)
+
+
+# ── the reason, in one line ──────────────────────────────────────────────────────────────────────────
+
+
+def _line(model: str, error: Exception) -> str:
+    reason = _reason(error)
+    if isinstance(error, ModelHTTPError):
+        return safe_line(f"{model}: HTTP {_status(error.status_code)}: {reason}")
+    return safe_line(f"{model}: {reason}")
+
+
+def _status(code: int) -> str:
+    try:
+        return f"{code} {HTTPStatus(code).phrase}"
+    except ValueError:
+        return str(code)
+
+
+def _reason(error: Exception) -> str:
+    """The provider's own sentence, as far as it can be found."""
+    body = getattr(error, "body", None)
+    if isinstance(body, dict) and isinstance(message := _field(body, "message"), str) and message:
+        return message
+    text = _WRAPPED_BY.sub("", _text(error).strip())
+    if found := _MESSAGE.search(text):
+        return (found[1] or found[2] or "").replace("\\n", " ").replace('\\"', '"')
+    return text.splitlines()[0] if text else type(error).__name__
+
+
+def _field(body: Mapping[str, Any], name: str) -> Any:
+    inner = body.get("error")
+    return inner.get(name) if isinstance(inner, dict) else body.get(name)
+
+
+def _text(error: BaseException) -> str:
+    """The text that says most: a status error without a body repeats only its status, its cause says why."""
+    if isinstance(error, ModelHTTPError) and error.body is None and error.__cause__ is not None:
+        return _text(error.__cause__)
+    message = getattr(error, "message", None)
+    return message if isinstance(message, str) else str(error)
+
+
+# ── when to try again ────────────────────────────────────────────────────────────────────────────────
+
+
+def _retry_after(error: ModelAPIError) -> float | None:
+    """Seconds to wait, from the error itself or from the response headers that one of its causes carries."""
+    if error.retry_after is not None:
+        return error.retry_after
+    return next((wait for headers in _headers(error) if (wait := wait_of(headers)) is not None), None)
+
+
+def _headers(error: BaseException) -> Iterator[Mapping[str, str]]:
+    cause: BaseException | None = error
+    while cause is not None:
+        for carrier in (
+            getattr(cause, "litellm_response_headers", None),
+            getattr(getattr(cause, "response", None), "headers", None),
+        ):
+            if isinstance(carrier, Mapping):
+                yield {str(name).lower(): str(value) for name, value in carrier.items()}
+        cause = cause.__cause__ or cause.__context__
+
+
+def wait_of(headers: Mapping[str, str]) -> float | None:
+    """`retry-after-ms` or `Retry-After` (names in lower case; seconds or an HTTP date) in seconds from now."""
+    for name, unit in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
+        if (value := headers.get(name)) is not None and (wait := _seconds(value, unit)) is not None:
+            return wait
+    return None
+
+
+def _seconds(value: str, unit: float) -> float | None:
+    if re.fullmatch(r"\s*\d{1,9}(\.\d{1,9})?\s*", value):
+        return float(value) * unit
+    try:
+        return max(0.0, parsedate_to_datetime(value).timestamp() - time.time())
+    except (ValueError, TypeError, OverflowError):
+        return None

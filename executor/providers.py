@@ -1,0 +1,204 @@
+"""Names to models: who thinks when a request says `gpt-4o`, `anthropic/claude-…`, `openai-chat:gpt-4o`.
+
+| name | reached through |
+|---|---|
+| `gpt-4o`, `provider/model` | LiteLLM, in this process |
+| `provider:model` | Pydantic AI's own model classes |
+| `scripted:PATH` | a YAML script (scripted.py) |
+
+Keys and base URLs are the providers' own environment variables. Neither LiteLLM nor Pydantic AI nor the OpenAI
+SDK is imported before a model of that kind is first asked, and then in a thread: importing them takes seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+from executor.outcomes import Thought
+from executor.scripted import ScriptedThinker
+from executor.think import Ask, Thinker, Transient
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from pydantic_ai import Agent
+
+    from executor.model_thinker import Voice
+
+ANSWER_TIMEOUT = 600.0
+"""Seconds that a whole answer may take."""
+STREAM_SILENCE = 60.0
+"""Seconds that may pass within a stream without anything new."""
+
+Route: TypeAlias = Literal["litellm", "native", "scripted"]
+
+_SCRIPTED = "scripted:"
+
+
+def route(name: str) -> Route:
+    """How a model of this name is reached. What comes before the first `/` decides: `ollama/llama3:8b`."""
+    if name.startswith(_SCRIPTED):
+        return "scripted"
+    head = name.partition("/")[0]
+    # OpenAI's fine-tuned models are called ft:gpt-4o:…, and LiteLLM knows them by that name.
+    return "native" if ":" in head and not head.startswith("ft:") else "litellm"
+
+
+class Providers:
+    """Models by name, and the HTTP clients behind them, for one event loop. Close it when done.
+
+    `agent`: a caller's own Pydantic AI agent, asked instead of the plain model (its own model is used, if it
+    has one). `timeout`, `silence`: seconds for a whole answer, and within a stream. `streaming`: ask for
+    streams even when nobody wants the pieces.
+    """
+
+    def __init__(
+        self,
+        *,
+        agent: Agent[Any, Any] | None = None,
+        timeout: float = ANSWER_TIMEOUT,
+        silence: float = STREAM_SILENCE,
+        streaming: bool = False,
+    ) -> None:
+        self._agent = agent
+        self._timeout = timeout
+        self._silence = silence
+        self._streaming = streaming
+        self._voices: dict[str, Voice] = {}
+        self._litellm: ModuleType | None = None
+        self._opening = asyncio.Lock()
+        self._loading = asyncio.Lock()
+        self._open = AsyncExitStack()
+
+    def thinker(self, model: str) -> Thinker:
+        """Who thinks for one drive of a run with this model. Faults show when it is first asked."""
+        return self.thinker_for(model)
+
+    def thinker_for(
+        self,
+        request_model: str,
+        *,
+        agent: Agent[Any, Any] | None = None,
+        timeout: float | None = None,
+        streaming: bool | None = None,
+    ) -> Thinker:
+        """The same, with other settings than this object's for this drive."""
+        if agent is None:
+            agent = self._agent
+        if route(request_model) == "scripted" and (agent is None or agent.model is None):
+            return ScriptedThinker(Path(request_model.removeprefix(_SCRIPTED)))
+        return _LazyThinker(
+            self,
+            request_model,
+            agent,
+            timeout=self._timeout if timeout is None else timeout,
+            silence=self._silence,
+            streaming=self._streaming if streaming is None else streaming,
+        )
+
+    async def price_known(self, model: str) -> bool:
+        """Whether answers of this model have a price; without one a money budget can't be kept."""
+        match route(model):
+            case "scripted":
+                return True
+            case "litellm":
+                litellm = await self._load_litellm()
+                from executor.litellm_models import priced_as
+
+                return priced_as(litellm, model) is not None
+            case "native":
+                return await asyncio.to_thread(_native_price_known, model)
+
+    async def aclose(self) -> None:
+        """Close every HTTP client. Nothing may be asked any more."""
+        self._voices.clear()
+        await self._open.aclose()
+
+    async def voice(self, name: str) -> Voice:
+        """The model of this name, made once. Raises `ModelFailure` for a name or a setting at fault."""
+        async with self._opening:
+            if name not in self._voices:
+                self._voices[name] = await self._make(name)
+            return self._voices[name]
+
+    async def _make(self, name: str) -> Voice:
+        if route(name) == "litellm":
+            litellm = await self._load_litellm()
+            voice = await asyncio.to_thread(_litellm_voice, litellm, name)
+        else:
+            voice = await asyncio.to_thread(_native_voice, name)
+        await self._open.enter_async_context(voice.model)
+        if voice.close is not None:
+            self._open.push_async_callback(voice.close)
+        return voice
+
+    async def _load_litellm(self) -> ModuleType:
+        async with self._loading:
+            if self._litellm is None:
+                self._litellm = await asyncio.to_thread(_import_litellm)
+                from executor.litellm_models import enter, leave
+
+                enter()
+                self._open.push_async_callback(leave, self._litellm)
+            return self._litellm
+
+
+class _LazyThinker:
+    """Makes its model when it is first asked, so that naming one costs nothing and never fails."""
+
+    def __init__(self, providers: Providers, name: str, agent: Agent[Any, Any] | None, **limits: Any) -> None:
+        self._providers = providers
+        self._name = name
+        self._agent = agent
+        self._limits = limits
+        self._thinker: Thinker | None = None
+
+    async def think(self, ask: Ask, transient: Transient | None = None) -> Thought:
+        if self._thinker is None:
+            self._thinker = await self._make()
+        return await self._thinker.think(ask, transient)
+
+    async def _make(self) -> Thinker:
+        if self._agent is not None and self._agent.model is not None:
+            voice = await asyncio.to_thread(_own_voice, self._agent)
+        else:
+            voice = await self._providers.voice(self._name)
+        from executor.model_thinker import Limits, ModelThinker
+
+        return ModelThinker(voice, Limits(**self._limits), self._agent)
+
+
+# ── in a thread: each of these imports for seconds the first time ────────────────────────────────────
+
+
+def _import_litellm() -> ModuleType:
+    from executor.litellm_models import load
+
+    return load()
+
+
+def _litellm_voice(litellm: ModuleType, name: str) -> Voice:
+    from executor.litellm_models import litellm_voice
+
+    return litellm_voice(litellm, name)
+
+
+def _native_voice(name: str) -> Voice:
+    from executor.native_models import native_voice
+
+    return native_voice(name)
+
+
+def _own_voice(agent: Agent[Any, Any]) -> Voice:
+    from executor.native_models import own_voice
+
+    return own_voice(agent)
+
+
+def _native_price_known(name: str) -> bool:
+    from executor.native_models import price_known
+
+    return price_known(name)
