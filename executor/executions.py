@@ -7,7 +7,7 @@ import base64
 import hashlib
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Self
@@ -104,12 +104,20 @@ class Executions:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    async def close(self, *, grace: float = 0.0) -> None:
-        """Stop, after at most `grace` seconds for what runs. What is unfinished goes on at the next start."""
+    async def drain(self, grace: float) -> None:
+        """Take nothing new from now on, and return when nothing runs here or after `grace` seconds.
+
+        What there is can still be read, streamed and cancelled, up to `close`.
+        """
         self.closing.set()
         await asyncio.gather(*self._creating, return_exceptions=True)
+        await self._engine.drain(grace)
+
+    async def close(self, *, grace: float = 0.0) -> None:
+        """Stop, after at most `grace` seconds for what runs. What is unfinished goes on at the next start."""
         try:
-            await self._engine.close(grace=grace)
+            await self.drain(grace)
+            await self._engine.close()
         finally:
             await self._log.close()
 
@@ -214,7 +222,7 @@ class Executions:
             raise BeyondTheLog(execution.last_seq)
         return execution, entries
 
-    def events(self, execution_id: str, *, owner: str = LOCAL, after: int = 0) -> AsyncIterator[Entry]:
+    def events(self, execution_id: str, *, owner: str = LOCAL, after: int = 0) -> AsyncGenerator[Entry]:
         """The events after `after`, then live ones as they come, up to the final one."""
         return self._log.follow(execution_id, after=after, owner=owner)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from executor.errors import StorageUnavailable
@@ -147,7 +147,7 @@ class Feed:
 
     async def follow(
         self, execution_id: str, after: int, read: Callable[[int], Awaitable[Tail]]
-    ) -> AsyncIterator[Entry]:
+    ) -> AsyncGenerator[Entry]:
         """Every entry after `after`, old ones first, up to the final one: no gap, no double.
 
         `read(after)` gives at most `REPLAY_PAGE` entries, public parts only. The watch begins before the

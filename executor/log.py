@@ -8,7 +8,7 @@ and says who may drive an execution.
 from __future__ import annotations
 
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -143,7 +143,7 @@ class EventLog(Protocol):
         """
         ...
 
-    def follow(self, execution_id: str, *, after: int = 0, owner: str | None = None) -> AsyncIterator[Entry]:
+    def follow(self, execution_id: str, *, after: int = 0, owner: str | None = None) -> AsyncGenerator[Entry]:
         """Replay, then live, no gap and no double; ends after the final event. Public parts only.
 
         Wakes within 50 ms of an append, also of one by another process. The first step raises `NotFound`.

@@ -10,6 +10,7 @@ import asyncio
 import random
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self, assert_never
 
@@ -101,7 +102,8 @@ class AgenticLoopExecutor:
     `tool_registry` (name → async or plain callable, or `Tool`), `tool_schemas` (OpenAI function definitions)
     and `system_prompt` are plain attributes, read at each use: assign to swap a backend. `model` is what a
     request that names none gets; `agent`, your own Pydantic AI agent, then takes the turns. `log` is in
-    memory unless given; with a durable one, unfinished runs of the same `name` go on at the next start.
+    memory unless given; with a durable one, unfinished runs of the same `name` go on at the next start
+    (of one that does `take_over`).
     `tools`: more tools, from anywhere. Use it as it is, or `async with` it to end what it runs.
     """
 
@@ -122,6 +124,7 @@ class AgenticLoopExecutor:
         partial_answer: bool = True,
         max_running: int = MAX_RUNNING,
         max_queued: int = MAX_QUEUED,
+        take_over: bool = True,
         clock: Clock = time.time,
         jitter: Callable[[], float] = random.random,
     ) -> None:
@@ -140,6 +143,7 @@ class AgenticLoopExecutor:
             driver,
             profile=name,
             recover=log is not None,
+            take_over=take_over,
             max_running=max_running,
             max_queued=max_queued,
         )
@@ -190,8 +194,9 @@ class AgenticLoopExecutor:
         `detach`: then it goes on. No failure of a tool or a model leaves here: each is an event. Raises
         `InvalidRequest` and its kin before the first event.
         """
-        async for entry in self._entries(request, owner=owner, detach=detach):
-            yield AgenticStepEvent.model_validate_json(entry.data)
+        async with aclosing(self._entries(request, owner=owner, detach=detach)) as entries:
+            async for entry in entries:
+                yield AgenticStepEvent.model_validate_json(entry.data)
 
     async def stream_execution(
         self, request: TaskRequest, *, owner: str = LOCAL, detach: bool = False
@@ -199,8 +204,9 @@ class AgenticLoopExecutor:
         """Like `execute`, each event as one whole SSE frame: for `EventSourceResponse` and
         `StreamingResponse` as it is."""
         yield RETRY_FRAME
-        async for entry in self._entries(request, owner=owner, detach=detach):
-            yield sse_frame(entry)
+        async with aclosing(self._entries(request, owner=owner, detach=detach)) as entries:
+            async for entry in entries:
+                yield sse_frame(entry)
 
     async def _entries(self, request: TaskRequest, *, owner: str, detach: bool) -> AsyncGenerator[Entry]:
         await self.open()
@@ -208,9 +214,10 @@ class AgenticLoopExecutor:
         execution_id = started.execution.execution_id
         ended = False
         try:
-            async for entry in self.executions.events(execution_id, owner=owner):
-                ended = entry.is_final
-                yield entry
+            async with aclosing(self.executions.events(execution_id, owner=owner)) as entries:
+                async for entry in entries:
+                    ended = entry.is_final
+                    yield entry
         finally:
             if not (ended or detach or self.executions.closing.is_set()):
                 await self.executions.cancel(execution_id, owner=owner, reason="the caller left")

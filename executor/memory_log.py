@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from executor.errors import (
@@ -149,7 +149,7 @@ class InMemoryLog:
         entries = stored.entries[after : None if limit is None else after + limit]
         return entries if owner is None else [replace(entry, private=None) for entry in entries]
 
-    def follow(self, execution_id: str, *, after: int = 0, owner: str | None = None) -> AsyncIterator[Entry]:
+    def follow(self, execution_id: str, *, after: int = 0, owner: str | None = None) -> AsyncGenerator[Entry]:
         async def read(after: int) -> Tail:
             stored = self._find(execution_id, owner)
             page = stored.entries[max(after, 0) :][:REPLAY_PAGE]

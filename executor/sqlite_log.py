@@ -10,7 +10,7 @@ import asyncio
 import logging
 import sqlite3
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -169,7 +169,7 @@ class SqliteLog:
 
         return await self._read(work)
 
-    def follow(self, execution_id: str, *, after: int = 0, owner: str | None = None) -> AsyncIterator[Entry]:
+    def follow(self, execution_id: str, *, after: int = 0, owner: str | None = None) -> AsyncGenerator[Entry]:
         async def read(after: int) -> Tail:
             def work(connection: sqlite3.Connection) -> Tail:
                 ended = rows.check(connection, execution_id, owner=owner)
