@@ -5,6 +5,7 @@ import json
 import pytest
 
 from executor.outcomes import CancelAsked, Decided, Run, Stop, TakenOver, Thought, Wait
+from executor.state import State, replay
 from tests import stories
 from tests.fold import Story, asks, call, fails, no, says, stopped, works, yes
 from tests.requirements import requirement
@@ -81,6 +82,13 @@ def test_all_questions_of_a_turn_are_asked_at_once() -> None:
     assert story.appends == [
         "D[1 thinking · 2 approval q1 asked · 3 approval q2 asked · 4 tool_call a]",
     ]
+
+
+@requirement("state:approval")
+def test_a_call_that_needs_a_yes_can_not_start_before_it_was_even_asked_about() -> None:
+    story = Story().driver(asks("a", call("q", needs_approval=True)))
+    turn_only = replay(State(story.state.execution_id, story.request, 1000.0), story.log[:1])
+    assert [slot.call.id for slot in turn_only.startable()] == ["a"]
 
 
 def test_an_expired_question_reads_like_a_no() -> None:
