@@ -1,0 +1,302 @@
+"""The command line. Each command imports what it needs, so that `--help` costs nothing.
+
+The one place where logging is configured: to stderr, ours at `LOOPWRIGHT_LOG_LEVEL`, what others say from
+warnings on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import io
+import logging
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .settings import Flags, Settings
+
+USAGE = 2
+"""Exit code for a mistake in how we were called or set."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; gives its exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a terminal may know few letters
+    arguments = parser().parse_args(argv)
+    command: Callable[[argparse.Namespace], int] = arguments.command
+    try:
+        return _refusals_named(command, arguments)
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        sys.stdout = None  # whoever read us has left: nothing to flush at exit
+        return 1
+
+
+def _refusals_named(command: Callable[[argparse.Namespace], int], arguments: argparse.Namespace) -> int:
+    """Run the command; what is refused is said in its own words, without a traceback."""
+    from executor.errors import DatabaseRefused, InvalidRequest, LoopwrightError, StorageUnavailable
+
+    from .settings import SettingsError
+
+    try:
+        return command(arguments)
+    except (SettingsError, InvalidRequest, DatabaseRefused, StorageUnavailable) as error:
+        return _refused(str(error), USAGE)
+    except LoopwrightError as error:
+        return _refused(str(error), 1)
+
+
+def _refused(why: str, code: int) -> int:
+    for line in why.splitlines():
+        print(f"loopwright: {line}", file=sys.stderr)
+    return code
+
+
+def parser() -> argparse.ArgumentParser:
+    """The commands and their options."""
+    top = argparse.ArgumentParser(
+        prog="loopwright",
+        description="One MCP tool that finishes a job: an observe-think-act loop on a durable log.",
+        epilog="Settings are LOOPWRIGHT_* in the environment or in the file `env` of your configuration "
+        "folder; README.md lists them.",
+    )
+    top.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
+    commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
+
+    serve = _command(commands, "serve", _serve, "serve HTTP, SSE and MCP (streamable HTTP) in one process")
+    serve.add_argument("--host", help="the address to listen on (LOOPWRIGHT_HOST, default 127.0.0.1)")
+    serve.add_argument("--port", type=int, help="the port (LOOPWRIGHT_PORT, default 8321; 0: any free one)")
+    serve.add_argument(
+        "--grace",
+        type=float,
+        metavar="SECONDS",
+        help="how long runs may still take when a signal says stop (default 20); the rest goes on at the next start",
+    )
+    _add_storage(serve)
+    _add_config(serve)
+
+    stdio = _command(
+        commands, "stdio", _stdio, "speak MCP on stdin and stdout, for an assistant that starts us"
+    )
+    _add_storage(stdio)
+    _add_config(stdio)
+
+    run = _command(commands, "run", _run, "run one task: the answer on stdout, its steps on stderr")
+    run.add_argument("task", help="what to do, in plain words; - reads it from stdin")
+    run.add_argument(
+        "--model", help="gpt-4o, provider/model, provider:model or scripted:PATH (LOOPWRIGHT_MODEL)"
+    )
+    run.add_argument(
+        "--tool", action="append", metavar="GLOB", help="allow only the tools that fit (repeatable)"
+    )
+    run.add_argument("--max-iterations", type=int, metavar="N", help="turns that may call tools (default 10)")
+    run.add_argument("--timeout", type=float, metavar="SECONDS", help="end the run after this time")
+    run.add_argument("--session", metavar="ID", help="go on with the conversation of this session")
+    run.add_argument("--system-prompt", metavar="TEXT", help="who the agent is")
+    _add_storage(run)
+    _add_config(run)
+
+    tools = _command(commands, "tools", _tools, "show what the agent can use, and how each server is")
+    _add_config(tools)
+
+    snippet = _command(commands, "mcp-config", _mcp_config, "print the snippet that adds us to an assistant")
+    snippet.add_argument(
+        "--client",
+        required=True,
+        choices=("claude", "claude-code", "cursor", "vscode"),
+        help="which assistant",
+    )
+    _add_config(snippet)
+
+    _add_executions(commands)
+
+    demo = _command(commands, "demo", _demo, "show it at work: server, tools, a task, its history")
+    demo.add_argument(
+        "--folder", type=Path, help="the files to work on (default: those of Loopwright itself)"
+    )
+    return top
+
+
+def _command(
+    commands: Any, name: str, function: Callable[[argparse.Namespace], int], what: str
+) -> argparse.ArgumentParser:
+    command: argparse.ArgumentParser = commands.add_parser(
+        name, help=what, description=f"{what[0].upper()}{what[1:]}."
+    )
+    command.set_defaults(command=function)
+    return command
+
+
+def _add_config(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--config", metavar="FILE", help="the mcp.json with the tools (LOOPWRIGHT_MCP_CONFIG)"
+    )
+
+
+def _add_storage(command: argparse.ArgumentParser) -> None:
+    storage = command.add_mutually_exclusive_group()
+    storage.add_argument(
+        "--database", metavar="URL", help="sqlite:////absolute/path.db (LOOPWRIGHT_DATABASE_URL)"
+    )
+    storage.add_argument(
+        "--ephemeral", action="store_true", help="keep everything in memory, nothing on disk"
+    )
+
+
+def _add_executions(commands: Any) -> None:
+    top = commands.add_parser(
+        "executions", help="list, show or cancel executions", description="Look at what ran."
+    )
+    kinds = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    listing = _command(kinds, "list", _executions_list, "the newest executions")
+    listing.add_argument("--limit", type=int, default=20, help="how many (default 20)")
+    listing.add_argument(
+        "--status", choices=("working", "input_required", "completed", "failed", "cancelled")
+    )
+    show = _command(kinds, "show", _executions_show, "one execution, step by step")
+    show.add_argument("execution_id")
+    show.add_argument("--follow", action="store_true", help="show the steps as they come, up to the end")
+    cancel = _command(kinds, "cancel", _executions_cancel, "ask one execution to end now")
+    cancel.add_argument("execution_id")
+    for command in (listing, show, cancel):
+        command.add_argument("--owner", default="local", help="whose (the name of a token; default: local)")
+        _add_storage(command)
+
+
+class _Version(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        from importlib.metadata import version
+
+        parser.exit(message=f"loopwright {version('loopwright')}\n")
+
+
+# ── the commands ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def _serve(arguments: argparse.Namespace) -> int:
+    settings = settings_of(arguments)
+    from .serving import GRACE, serve
+
+    grace = GRACE if arguments.grace is None else max(0.0, arguments.grace)
+    return asyncio.run(serve(settings, grace=grace))
+
+
+def _stdio(arguments: argparse.Namespace) -> int:
+    settings = settings_of(arguments)
+    from .stdio import stdio
+
+    return stdio(settings)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    settings = settings_of(arguments, quiet=True)
+    from pydantic import ValidationError
+
+    from executor.schema import TaskRequest
+
+    from .run_once import run_once
+
+    prompt = sys.stdin.read() if arguments.task == "-" else arguments.task
+    given = {
+        "prompt": prompt,
+        "tools": arguments.tool,
+        "max_iterations": arguments.max_iterations,
+        "timeout_seconds": arguments.timeout,
+        "session_id": arguments.session,
+        "system_prompt": arguments.system_prompt,
+    }
+    try:
+        request = TaskRequest(**{name: value for name, value in given.items() if value is not None})
+    except ValidationError as error:
+        return _refused("\n".join(f"{fault['loc'][0]}: {fault['msg']}" for fault in error.errors()), USAGE)
+    return asyncio.run(run_once(settings, request))
+
+
+def _tools(arguments: argparse.Namespace) -> int:
+    settings = settings_of(arguments, quiet=True)
+    from .inspection import show_tools
+
+    return asyncio.run(show_tools(settings))
+
+
+def _mcp_config(arguments: argparse.Namespace) -> int:
+    settings = settings_of(arguments, quiet=True)
+    from .snippets import show_snippet
+
+    return show_snippet(settings, arguments.client)
+
+
+def _executions_list(arguments: argparse.Namespace) -> int:
+    settings = settings_of(arguments, quiet=True)
+    from .inspection import list_executions
+
+    return asyncio.run(list_executions(settings, arguments.owner, arguments.status, arguments.limit))
+
+
+def _executions_show(arguments: argparse.Namespace) -> int:
+    settings = settings_of(arguments, quiet=True)
+    from .inspection import show_execution
+
+    return asyncio.run(
+        show_execution(settings, arguments.owner, arguments.execution_id, follow=arguments.follow)
+    )
+
+
+def _executions_cancel(arguments: argparse.Namespace) -> int:
+    settings = settings_of(arguments, quiet=True)
+    from .inspection import cancel_execution
+
+    return asyncio.run(cancel_execution(settings, arguments.owner, arguments.execution_id))
+
+
+def _demo(arguments: argparse.Namespace) -> int:
+    from .demo import demo
+
+    return asyncio.run(demo(arguments.folder))
+
+
+# ── settings and logging ─────────────────────────────────────────────────────────────────────────────
+
+
+def settings_of(arguments: argparse.Namespace, *, quiet: bool = False) -> Settings:
+    """The settings in force, and logging configured by them. `quiet`: warnings only, unless a level is set."""
+    from .settings import read_settings
+
+    settings = read_settings(_flags(arguments))
+    chosen = "log_level" in settings.model_fields_set
+    configure_logging("WARNING" if quiet and not chosen else settings.log_level)
+    return settings
+
+
+def _flags(arguments: argparse.Namespace) -> Flags:
+    from .settings import Flags
+
+    given = vars(arguments)
+    return Flags(
+        model=given.get("model"),
+        mcp_config=given.get("config"),
+        host=given.get("host"),
+        port=given.get("port"),
+        database_url="memory:" if given.get("ephemeral") else given.get("database"),
+    )
+
+
+def configure_logging(level: str) -> None:
+    """To stderr: ours from `level` on, other libraries' from warnings on (some log every chunk they send)."""
+    ours = logging.getLevelNamesMapping()[level]
+    others = max(ours, logging.WARNING)
+
+    def wanted(record: logging.LogRecord) -> bool:
+        return record.levelno >= (ours if record.name.partition(".")[0] == "loopwright" else others)
+
+    handler = logging.StreamHandler()
+    handler.addFilter(wanted)  # a library may set the level of its own logger, whatever the root's is
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=others, handlers=[handler], force=True)
+    logging.getLogger("loopwright").setLevel(ours)

@@ -1,0 +1,33 @@
+"""The signals that ask this process to stop, the same way on every platform."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+STOP_SIGNALS: tuple[signal.Signals, ...] = (signal.SIGINT, signal.SIGTERM)
+if sys.platform == "win32":
+    STOP_SIGNALS = (*STOP_SIGNALS, signal.SIGBREAK)
+
+
+@contextmanager
+def on_stop_signal(stop: Callable[[], None]) -> Iterator[None]:
+    """Call `stop` on the running event loop for each signal that asks us to stop, instead of dying of it.
+
+    `signal.signal` and not `loop.add_signal_handler`: Windows has only the former.
+    """
+    loop = asyncio.get_running_loop()
+
+    def heard(number: int, frame: FrameType | None) -> None:
+        loop.call_soon_threadsafe(stop)
+
+    before = {number: signal.signal(number, heard) for number in STOP_SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

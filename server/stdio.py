@@ -1,0 +1,34 @@
+"""`loopwright stdio`: the MCP door of a process that an assistant has started."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from .compose import VERSION, Opened, opened, tools_status
+from .mcp_server import McpDoor, mcp_server
+from .mcp_stdio import run_stdio
+from .settings import Settings
+
+
+def stdio(settings: Settings) -> int:
+    """Serve on stdin and stdout until either ends, or a signal comes. Gives the exit code."""
+
+    @asynccontextmanager
+    async def compose() -> AsyncIterator[McpDoor]:
+        async with opened(settings) as parts:
+            yield mcp_door(parts)
+
+    return run_stdio(compose)
+
+
+def mcp_door(parts: Opened) -> McpDoor:
+    """The MCP door as the settings want it."""
+    settings = parts.settings
+    return mcp_server(
+        parts.executions,
+        wait_seconds=settings.wait_seconds,
+        on_disconnect=settings.mcp_on_disconnect,
+        version=VERSION,
+        tools=lambda: tools_status(parts.tools),
+    )

@@ -1,0 +1,280 @@
+"""The command line as a person and a shell meet it."""
+
+import asyncio
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from executor.schema import Execution, TaskRequest
+from server.cli import main, parser
+from server.console import printable, table
+from server.inspection import cancel_execution, list_executions, show_execution, show_tools
+from server.run_once import exit_code, run_once
+from server.settings import Settings
+from server.snippets import CLIENTS, snippet
+from tests.children import loopwright
+from tests.requirements import requirement
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No mcp.json lies around."""
+    monkeypatch.chdir(tmp_path)
+
+
+def scripted(folder: Path, text: str) -> str:
+    """The name of a model that plays this script."""
+    path = folder / "script.yaml"
+    path.write_text(text, encoding="utf-8")
+    return f"scripted:{path}"
+
+
+def settings(folder: Path, text: str = "- text: done", **more: Any) -> Settings:
+    return Settings.model_validate(
+        {"model": scripted(folder, text), "database_url": f"sqlite:///{folder / 'runs.db'}", **more}
+    )
+
+
+# ── run ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@requirement("cli:exit-codes")
+async def test_the_answer_and_nothing_else_is_on_stdout(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = await run_once(settings(tmp_path, "- text: 'the answer'"), TaskRequest(prompt="What?"))
+
+    out, err = capsys.readouterr()
+    assert (code, out) == (0, "the answer\n")
+    assert "model scripted:" in err
+    assert "completed (answer)" in err
+
+
+@requirement("cli:exit-codes")
+@pytest.mark.parametrize(
+    ("script", "request_", "code"),
+    [
+        ("- error: {status: 401, message: bad key}", {}, 1),
+        ("- calls: [{name: nothing}]\n- calls: [{name: nothing}]", {"max_tool_errors": 0}, 3),
+        ("- delay: 60", {"timeout_seconds": 0.05}, 3),
+    ],
+    ids=["failed", "too many tool errors", "out of time"],
+)
+async def test_the_exit_code_says_how_the_run_ended(
+    script: str, request_: dict[str, Any], code: int, tmp_path: Path
+) -> None:
+    assert await run_once(settings(tmp_path, script), TaskRequest(prompt="Try.", **request_)) == code
+
+
+@requirement("cli:exit-codes")
+def test_an_interrupt_cancels_the_run_and_names_it(tmp_path: Path) -> None:
+    async def story() -> None:
+        model = scripted(tmp_path, "- delay: 600")
+        async with loopwright("run", "Wait.", "--model", model, cwd=tmp_path) as child:
+            execution_id = (await child.hears(r"^execution (\w{26}), model scripted:"))[1]
+            child.process.send_signal(signal.SIGINT)
+            assert await child.ended() == 130
+            await child.hears(rf"^{execution_id} cancelled in ")
+            assert await child.output() == ""
+
+    asyncio.run(story())
+
+
+@requirement("cli:exit-codes")
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["run", ""], "loopwright: prompt: String should have at least 1 character\n"),
+        (["run", "x", "--max-iterations", "0"], "loopwright: max_iterations: Input should be greater than"),
+        (
+            ["run", "x", "--database", "mysql://x"],
+            "loopwright: LOOPWRIGHT_DATABASE_URL: 'mysql://x' names no",
+        ),
+        (["run", "x", "--config", "none.json"], "none.json: cannot be read: No such file or directory: mend"),
+        (
+            ["serve", "--host", "0.0.0.0"],
+            "loopwright: LOOPWRIGHT_HOST: 0.0.0.0 can be reached from other mach",
+        ),
+        (["serve", "--port", "70000"], "loopwright: LOOPWRIGHT_PORT cannot be used (Input should be less"),
+    ],
+)
+def test_a_mistake_in_the_call_is_told_with_its_cure(
+    arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert complaint in err
+    assert "Traceback" not in err
+
+
+async def test_a_call_that_needs_a_decision_is_declined_since_nobody_is_asked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    example = Path(__file__).parents[1] / "examples" / "files_server.py"
+    server = {
+        "command": sys.executable,
+        "args": [str(example), str(tmp_path)],
+        "loopwright": {"approve": ["*"]},
+    }
+    (tmp_path / "tools.json").write_text(json.dumps({"mcpServers": {"files": server}}), encoding="utf-8")
+    script = "- calls: [{name: files__list_files}]\n- text: '{{ last_observation }}'"
+
+    code = await run_once(
+        settings(tmp_path, script, mcp_config=str(tmp_path / "tools.json")), TaskRequest(prompt="List.")
+    )
+
+    assert code == 0
+    assert "asks nobody" in capsys.readouterr().out
+
+
+def test_a_run_that_is_no_answer_is_no_success() -> None:
+    def ended(**fields: Any) -> Execution:
+        return Execution(execution_id="x", request=TaskRequest(prompt="x"), created_at=0.0, **fields)
+
+    assert [
+        exit_code(ended(status="completed", stop_reason="answer")),
+        exit_code(ended(status="failed", stop_reason="model_error")),
+        exit_code(ended(status="completed", stop_reason="max_tokens")),
+        exit_code(ended(status="cancelled", stop_reason="cancelled")),
+    ] == [0, 1, 3, 130]
+
+
+# ── what is on record ────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_what_ran_is_listed_shown_and_followed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    used = settings(tmp_path, '- calls: [{name: nothing}]\n- text: "done\\e[31m"')
+    await run_once(used, TaskRequest(prompt="Do it."))
+    capsys.readouterr()
+
+    await list_executions(used, "local", None, 20)
+    listed = capsys.readouterr().out
+    execution_id = listed.split()[0]
+    assert listed.split()[3:] == ["completed", "answer", "Do", "it."]
+
+    await show_execution(used, "local", execution_id, follow=False)
+    shown = capsys.readouterr().out.splitlines()
+    assert [line.split()[:3] for line in shown] == [
+        ["step", "turn", "action"],
+        ["1", "1", "nothing"],
+        ["2", "2", "(answer)"],
+    ]
+    assert shown[-1].endswith(r"done\x1b[31m")
+
+    await show_execution(used, "local", execution_id, follow=True)
+    followed = capsys.readouterr().out.splitlines()
+    assert len(followed) == 5  # thinking, tool_call, error, tool_result, final_answer
+    assert followed[-1] == r"Ended (answer): done\x1b[31m"
+
+
+async def test_nobody_sees_what_belongs_to_somebody_else(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    used = settings(tmp_path)
+    await run_once(used, TaskRequest(prompt="Do it."))
+    capsys.readouterr()
+
+    await list_executions(used, "ann", None, 20)
+
+    out, err = capsys.readouterr()
+    assert (out, err) == ("", f"No executions of 'ann' in {used.database}.\n")
+
+
+def test_a_run_of_another_process_is_cancelled_from_here(tmp_path: Path) -> None:
+    used = settings(tmp_path, "- delay: 600")
+
+    async def story() -> None:
+        assert used.model is not None
+        run = ("run", "Wait.", "--model", used.model, "--database", used.database)
+        async with loopwright(*run, cwd=tmp_path) as child:
+            execution_id = (await child.hears(r"^execution (\w{26}), model scripted:"))[1]
+            assert await cancel_execution(used, "local", execution_id) == 0
+            assert await child.ended() == 130
+            await child.hears(rf"^{execution_id} cancelled")
+
+    asyncio.run(story())
+
+
+def test_an_unknown_execution_is_not_found(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["executions", "show", "nothing", "--ephemeral"]) == 1
+    assert capsys.readouterr().err == (
+        "loopwright: No such execution. Check the execution_id; list shows your own.\n"
+    )
+
+
+# ── tools, snippets, help ────────────────────────────────────────────────────────────────────────────
+
+
+async def test_every_server_is_shown_with_its_state_and_its_tools(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    example = Path(__file__).parents[1] / "examples" / "files_server.py"
+    servers = {
+        "files": {
+            "command": sys.executable,
+            "args": [str(example), str(tmp_path)],
+            "loopwright": {"allow": ["read_*"], "read_only": ["*"]},
+        },
+        "broken": {"command": str(tmp_path / "nothing-here")},
+        "ours": {"command": "loopwright", "args": ["stdio"]},
+    }
+    (tmp_path / "mcp.json").write_text(json.dumps({"mcpServers": servers}), encoding="utf-8")
+
+    assert await show_tools(Settings()) == 0
+
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:2] == [
+        "files (stdio): ready",
+        "  files__read_file [read_only]: Read a text file, or a part of it.",
+    ]
+    assert lines[2].startswith("broken (stdio): failed: ")
+    assert lines[3:] == ["ours (not used): skipped: this is Loopwright itself"]
+
+
+async def test_without_an_mcp_json_it_says_where_to_put_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert await show_tools(Settings()) == 0
+    assert capsys.readouterr().err.startswith("No mcp.json: the agent has no tools. Put one into")
+
+
+@pytest.mark.parametrize("name", sorted(CLIENTS))
+def test_the_snippet_for_an_assistant_names_everything_by_absolute_paths(name: str, tmp_path: Path) -> None:
+    (tmp_path / "mcp.json").write_text('{"mcpServers": {}}', encoding="utf-8")
+
+    found = snippet(Settings(model="scripted:demo.yaml"), CLIENTS[name])
+
+    entry = found["servers" if name == "vscode" else "mcpServers"]["loopwright"]
+    assert Path(entry["command"]).is_file()
+    assert entry["args"][-3:] == ["stdio", "--config", str(tmp_path / "mcp.json")]
+    assert entry["env"]["LOOPWRIGHT_MODEL"] == f"scripted:{tmp_path / 'demo.yaml'}"
+
+
+def test_help_imports_nothing_that_takes_time() -> None:
+    heavy = {"pydantic", "mcp", "litellm", "starlette", "uvicorn", "executor.loop", "httpx2"}
+    program = f"import sys, server.cli as c; c.parser(); print(sorted({heavy!r} & set(sys.modules)))"
+
+    done = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True, check=True)
+
+    assert done.stdout == "[]\n"
+
+
+@pytest.mark.parametrize("command", ["serve", "stdio", "run", "tools", "mcp-config", "executions", "demo"])
+def test_every_command_explains_itself(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        parser().parse_args([command, "--help"])
+
+    assert left.value.code == 0
+    assert f"usage: loopwright {command}" in capsys.readouterr().out
+
+
+def test_nothing_that_is_shown_can_drive_a_terminal() -> None:
+    assert printable("a\x1b[2J\u202eb\x9b\r\n", keep="\n") == "a\\x1b[2J\\u202eb\\x9b\\r\n"
+    assert table([("a", "bb"), ("ccc", "d")]) == "a    bb\nccc  d"
