@@ -19,9 +19,20 @@ from executor.think import Ask
 from executor.tools import Tool
 
 _NOT_REPLAYED = frozenset(
-    ("usage", "timestamp", "run_id", "conversation_id", "model_id", "metadata", "workspace_ref")
+    (
+        "usage",
+        "timestamp",
+        "run_id",
+        "conversation_id",
+        "model_id",
+        "metadata",
+        "workspace_ref",
+        "provider_url",  # may hold a password
+    )
 )
 """Fields of a stored answer that no later request is made from."""
+_TOLD_ELSEWHERE = frozenset(("finish_reason", "timestamp"))
+"""The same of its `provider_details`."""
 
 _GENERATED = "pyd_ai_"
 """How Pydantic AI begins an id that it made up because the model gave none."""
@@ -126,6 +137,9 @@ def _message(response: ModelResponse) -> dict[str, Any]:
     """The answer as it is stored: encodable JSON without what no later request needs."""
     dumped = RESPONSE.dump_python(response, mode="json", exclude_none=True, warnings="none")
     message: dict[str, Any] = clean_json({k: v for k, v in dumped.items() if k not in _NOT_REPLAYED})
+    details = message.pop("provider_details", {})
+    if kept := {key: value for key, value in details.items() if key not in _TOLD_ELSEWHERE}:
+        message["provider_details"] = kept
     return message
 
 

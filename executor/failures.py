@@ -39,7 +39,7 @@ def failure(error: Exception, *, model: str) -> ModelFailure:
         case ModelFailure():
             return error
         case ModelContextWindowExceededError():
-            return ModelFailure(_line(model, error), stop_reason="context_overflow")
+            return overflow(error, model=model)
         case ModelQuotaExceededError():
             return ModelFailure(_line(model, error))
         case ModelHTTPError():
@@ -49,7 +49,8 @@ def failure(error: Exception, *, model: str) -> ModelFailure:
         case ModelRequestRejectedError():
             return ModelFailure(_line(model, error))
         case ModelAPIError():  # a lost connection, a time-out of the client's, an error inside a stream
-            return ModelFailure(_line(model, error), retryable=True, retry_after=_retry_after(error))
+            retryable = not _rejected(getattr(error.__cause__, "status_code", None))
+            return ModelFailure(_line(model, error), retryable=retryable, retry_after=_retry_after(error))
         case UnexpectedModelBehavior() | json.JSONDecodeError() | UnicodeDecodeError():
             return ModelFailure(f"{model}: the provider's answer could not be read", retryable=True)
         case TimeoutError() | ConnectionError() | httpx2.TransportError():
@@ -58,6 +59,11 @@ def failure(error: Exception, *, model: str) -> ModelFailure:
             return ModelFailure(_line(model, error))
         case _:
             return _bug(error, model)
+
+
+def overflow(error: Exception, *, model: str) -> ModelFailure:
+    """More input than the model takes, as a provider's client alone can tell."""
+    return ModelFailure(_line(model, error), stop_reason="context_overflow")
 
 
 def silence(model: str, seconds: float) -> ModelFailure:
@@ -81,9 +87,12 @@ def _bug(error: Exception, model: str) -> ModelFailure:
 
 
 def _may_pass(error: ModelHTTPError) -> bool:
-    if error.status_code in _PASSING or error.status_code >= 500:
-        return True
-    return error.status_code == 422 and _UNREADABLE in _text(error)
+    return not _rejected(error.status_code) or (error.status_code == 422 and _UNREADABLE in _text(error))
+
+
+def _rejected(status: object) -> bool:
+    """Whether the status says that the same request will fail again."""
+    return isinstance(status, int) and 400 <= status < 500 and status not in _PASSING
 
 
 # ── the reason, in one line ──────────────────────────────────────────────────────────────────────────

@@ -24,6 +24,7 @@ from pydantic_ai.models.openai import OpenAIChatModel
 from pydantic_ai.profiles import ModelProfile
 from pydantic_ai.providers.openai_compatible import OpenAICompatibleProvider
 
+from executor.failures import overflow
 from executor.model_thinker import Voice
 from executor.openai_chat import given
 from executor.redaction import safe_line
@@ -50,6 +51,7 @@ def load() -> ModuleType:
         _warm_up(litellm)
     # It imports providers when they are first used; Pydantic remarks on type definitions in those modules.
     warnings.filterwarnings("ignore", message=r".* using the `ReadOnly` qualifier", category=UserWarning)
+    warnings.filterwarnings("ignore", module=r"litellm\.")  # what it does in deprecated ways is its business
     return litellm
 
 
@@ -89,19 +91,21 @@ def litellm_voice(litellm: ModuleType, name: str) -> Voice:
         name=name,
         model=OpenAIChatModel(name, provider=provider),
         price=lambda response: cost(litellm, name, response),
-        cure=lambda error: missing_key(litellm, name, error),
+        cure=lambda error: better_said(litellm, name, error),
         close=client.close,
     )
 
 
-def missing_key(litellm: ModuleType, name: str, error: Exception) -> ModelFailure | None:
-    """The failure that names the variable to set, when a key is missing; LiteLLM says so in many ways."""
+def better_said(litellm: ModuleType, name: str, error: Exception) -> ModelFailure | None:
+    """The failure, where LiteLLM's exception tells more than Pydantic AI makes of it."""
     cause = error.__cause__ or error
-    if not _KEY_MISSING.search(str(cause)):
-        return None
-    wanted = litellm.validate_environment(name)["missing_keys"]
-    variables = " or ".join(wanted) if wanted else "its provider's API key variable"
-    return ModelFailure(safe_line(f"{name}: no API key: set {variables} in the environment."))
+    if isinstance(cause, litellm.exceptions.ContextWindowExceededError):
+        return overflow(error, model=name)
+    if _KEY_MISSING.search(str(cause)):
+        wanted = litellm.validate_environment(name)["missing_keys"]
+        variables = " or ".join(wanted) if wanted else "its provider's API key variable"
+        return ModelFailure(safe_line(f"{name}: no API key: set {variables} in the environment."))
+    return None
 
 
 class LiteLLMClient(AsyncOpenAI):

@@ -58,6 +58,10 @@ def watch_event_loop() -> BlockBuster:
     # Logging writes to stderr from wherever it is called, in every program.
     for write in ("io.TextIOWrapper.write", "io.BufferedWriter.write"):
         watch.functions[write].can_block_in("logging/__init__.py", "emit")
+    # LiteLLM looks at small files of its own (certificates, lists) within a request, as we can't help.
+    for function in watch.functions.values():
+        function.can_block_in("litellm/main.py", "acompletion")
+        function.can_block_in("litellm/litellm_core_utils/streaming_handler.py", "__anext__")
     return watch
 
 
