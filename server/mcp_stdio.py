@@ -1,0 +1,222 @@
+"""MCP over stdin and stdout, for a process of its own: nothing but JSON-RPC on stdout, and an end within 3 s.
+
+The SDK's own reader waits for stdin in a thread that nothing can interrupt, and it takes over stdout only while
+it serves. So the two are taken here, at the very start, and read by a thread that may be left behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractAsyncContextManager, contextmanager
+from dataclasses import dataclass
+from types import FrameType
+from typing import BinaryIO, Final, Self, cast
+
+import anyio
+from mcp.server.stdio import stdio_server
+
+from .mcp_server import McpDoor
+from .signals import STOP_SIGNALS
+
+if sys.platform == "win32":
+    from mcp.os.win32.utilities import rebind_std_handle_to_fd
+
+LIMIT: Final = 2.5
+"""Seconds that the end may take, from the end of stdin or the first signal; then the process is simply ended."""
+MAX_UNREAD: Final = 1_000
+"""Lines that may wait to be handled before stdin is read on."""
+_CHUNK: Final = 65_536
+
+
+@dataclass(frozen=True, slots=True)
+class Wire:
+    """The process's stdin and stdout as they were given to it, on descriptors that nobody else has."""
+
+    stdin: int
+    stdout: BinaryIO
+
+
+def take_wire() -> Wire:
+    """Keep stdin and stdout for the protocol; from now on everybody else reads nothing and writes to stderr.
+
+    That goes for `print`, for C code that writes to descriptor 1, and for child processes.
+    """
+    sys.stdout.flush()
+    wire = Wire(os.dup(0), os.fdopen(os.dup(1), "wb"))
+    _point(0, os.open(os.devnull, os.O_RDONLY))
+    try:
+        elsewhere = os.dup(2)
+    except OSError:  # started without a stderr
+        elsewhere = os.open(os.devnull, os.O_WRONLY)
+    _point(1, elsewhere)
+    return wire
+
+
+def _point(fd: int, at: int) -> None:
+    os.dup2(at, fd)
+    os.close(at)
+    if sys.platform == "win32":
+        rebind_std_handle_to_fd(fd)  # what child processes inherit there
+
+
+class Ending:
+    """How this process comes to its end. From the first `ask` on, it is over within `LIMIT` seconds: also when a
+    tool blocks the event loop, or a thread does not come back."""
+
+    def __init__(self) -> None:
+        self.code = 0
+        self._asked = threading.Event()
+        self._wake: Callable[[], None] | None = None
+
+    def call(self, wake: Callable[[], None]) -> None:
+        """What to call, from any thread, when the end is asked for (at once, if it was already)."""
+        self._wake = wake
+        if self._asked.is_set():
+            wake()
+
+    def ask(self, code: int) -> None:
+        """Begin the end, with this exit code; only the first time counts. From any thread, or a signal handler."""
+        if self._asked.is_set():
+            return
+        self.code = code
+        self._asked.set()
+        threading.Thread(target=self._watch, name="loopwright end", daemon=True).start()
+        if self._wake is not None:
+            self._wake()
+
+    def _watch(self) -> None:
+        time.sleep(LIMIT)
+        os._exit(self.code)
+
+    @contextmanager
+    def on_signals(self) -> Iterator[None]:
+        """End on SIGINT and SIGTERM (the handler runs even while a tool blocks the event loop)."""
+
+        def heard(number: int, frame: FrameType | None) -> None:
+            if self._asked.is_set() and number == signal.SIGINT:
+                os._exit(128 + number)  # asked for twice by hand
+            self.ask(128 + number)
+
+        before = {number: signal.signal(number, heard) for number in STOP_SIGNALS}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+class Inlet:
+    """The lines of stdin, as the SDK's transport reads them. `on_end` is called before it sees the end."""
+
+    def __init__(self, *, on_end: Callable[[], None]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._lines: asyncio.Queue[str | None] = asyncio.Queue()
+        self._room = threading.Semaphore(MAX_UNREAD)
+        self._on_end = on_end
+
+    def start(self, fd: int, *, at_end: Callable[[], None]) -> None:
+        """Read in a thread; it calls `at_end` itself, since the event loop may be blocked."""
+        threading.Thread(target=self._pump, args=(fd, at_end), name="loopwright stdin", daemon=True).start()
+
+    def _pump(self, fd: int, at_end: Callable[[], None]) -> None:
+        rest = b""
+        try:
+            while chunk := os.read(fd, _CHUNK):
+                *lines, rest = (rest + chunk).split(b"\n") if b"\n" in chunk else (rest + chunk,)
+                for line in lines:
+                    self._room.acquire()
+                    self._post(line.decode(errors="replace"))
+        except OSError:
+            rest = b""  # as good as its end
+        self._post(rest.decode(errors="replace"))
+        at_end()
+
+    def end(self) -> None:
+        """Let the reader see the end of stdin, after the lines that are there. From any thread."""
+        self._post(None)
+
+    def _post(self, line: str | None) -> None:
+        try:
+            self._loop.call_soon_threadsafe(self._lines.put_nowait, line)
+        except RuntimeError:
+            return  # the loop is closed: nobody reads any more
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> str:
+        while True:
+            line = await self._lines.get()
+            if line is None:
+                self._on_end()
+                raise StopAsyncIteration
+            self._room.release()
+            if line.strip():
+                return line
+
+
+class Outlet:
+    """Stdout, as the SDK's transport writes it: UTF-8, LF. `on_broken`: whoever read it has left."""
+
+    def __init__(self, stdout: BinaryIO, *, on_broken: Callable[[], None]) -> None:
+        self._stdout = stdout
+        self._on_broken = on_broken
+        self._broken = False
+
+    async def write(self, text: str) -> None:
+        if self._broken:
+            return
+        try:
+            await asyncio.to_thread(self._write, text.encode())
+        except OSError:
+            self._broken = True
+            self._on_broken()
+
+    def _write(self, data: bytes) -> None:
+        self._stdout.write(data)
+        self._stdout.flush()
+
+    async def flush(self) -> None:
+        """Each write is flushed."""
+
+
+async def serve_stdio(door: McpDoor, wire: Wire, ending: Ending) -> None:
+    """Serve one client until its stdin ends, its stdout breaks, or `ending` is asked for.
+
+    `executions.closing` is set before any call is cut off: what is unfinished stays on record, and goes on at
+    the next start.
+    """
+    inlet = Inlet(on_end=door.executions.closing.set)
+    outlet = Outlet(wire.stdout, on_broken=lambda: ending.ask(0))
+    ending.call(inlet.end)
+    inlet.start(wire.stdin, at_end=lambda: ending.ask(0))
+    # The transport asks no more of its two files than these have.
+    stdin, stdout = cast("anyio.AsyncFile[str]", inlet), cast("anyio.AsyncFile[str]", outlet)
+    async with stdio_server(stdin, stdout) as (read, write):
+        await door.run(read, write, door.create_initialization_options())
+
+
+def run_stdio(compose: Callable[[], AbstractAsyncContextManager[McpDoor]]) -> int:
+    """Serve MCP on this process's stdin and stdout, with the door that `compose` opens; gives the exit code.
+
+    0 at the end of stdin, 128 + n after signal n. From then on the process ends within `LIMIT` seconds,
+    whatever still runs in it: call this last. What `compose` raises is raised.
+    """
+    wire = take_wire()
+    ending = Ending()
+    with ending.on_signals():
+        asyncio.run(_serve(compose, wire, ending))
+    return ending.code
+
+
+async def _serve(
+    compose: Callable[[], AbstractAsyncContextManager[McpDoor]], wire: Wire, ending: Ending
+) -> None:
+    async with compose() as door:
+        await serve_stdio(door, wire, ending)

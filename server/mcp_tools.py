@@ -1,0 +1,198 @@
+"""The four tools at work: arguments in, one reply out. The run itself lives elsewhere; a call only watches it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Coroutine
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any, assert_never
+
+from mcp_types import CallToolResult
+
+from executor.errors import LoopwrightError
+from executor.executions import Executions
+from executor.schema import AgenticStepEvent, Execution, StepRecord, StepType
+from executor.text import cut
+
+from .mcp_arguments import (
+    AnswerApproval,
+    CancelExecution,
+    Detail,
+    ExecuteTask,
+    GetExecution,
+    read_arguments,
+)
+from .mcp_calls import Call, Calls, first_of
+from .mcp_progress import HEARTBEAT, Progress, Send
+from .mcp_results import Reply, of_execution, of_list, refused
+
+log = logging.getLogger("loopwright.server")
+
+CANCEL_WAIT = 5.0
+"""Seconds that `cancel_execution` waits for the run to be over."""
+FLUSH_WAIT = 1.0
+STOPPED = "its caller stopped it or left"
+NEWEST = 5
+
+
+class InternalError(LoopwrightError):
+    """A fault of ours."""
+
+    code = "internal_error"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Caller:
+    """Who calls, and how to reach them while they wait. `send` does nothing when they gave no progress token."""
+
+    owner: str
+    call: Call
+    calls: Calls
+    send: Send
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tools:
+    """The tools over one `Executions`. `wait_seconds` is what a call gets that asks for no other."""
+
+    executions: Executions
+    wait_seconds: float
+    heartbeat: float = HEARTBEAT
+
+    async def call(self, name: str, arguments: dict[str, Any] | None, caller: Caller) -> CallToolResult:
+        """The result of one call of a tool that exists; whatever is refused is a result too."""
+        try:
+            return (await self._serve(name, arguments, caller)).result()
+        except LoopwrightError as error:
+            return refused(error)
+        except Exception:  # a bug: logged once with its traceback, and the caller gets an answer
+            log.exception("the tool %s broke", name)
+            return refused(InternalError("An internal error; the server's log has the details."))
+
+    def _serve(
+        self, name: str, arguments: dict[str, Any] | None, caller: Caller
+    ) -> Coroutine[Any, Any, Reply]:
+        match name:
+            case "execute_task":
+                return self._execute(read_arguments(ExecuteTask, arguments), caller)
+            case "get_execution":
+                return self._get(read_arguments(GetExecution, arguments), caller)
+            case "cancel_execution":
+                return self._cancel(read_arguments(CancelExecution, arguments), caller)
+            case "answer_approval":
+                return self._decide(read_arguments(AnswerApproval, arguments), caller)
+            case _:
+                raise AssertionError(name)
+
+    async def _execute(self, asked: ExecuteTask, caller: Caller) -> Reply:
+        started = await self.executions.start(
+            asked.request(), owner=caller.owner, idempotency_key=asked.idempotency_key
+        )
+        execution = started.execution
+        if execution.status == "working":
+            await self._watch(execution, caller, seconds=self._seconds(asked.wait_seconds))
+        reply = await self._reply(execution.execution_id, caller, detail=asked.detail)
+        # Last, since the caller may also leave while the reply is made, and it will not reach them then.
+        if caller.call.gone.is_set() and started.fresh and await caller.calls.wants_stop(caller.call):
+            await self.executions.cancel(execution.execution_id, owner=caller.owner, reason=STOPPED)
+        return reply
+
+    async def _get(self, asked: GetExecution, caller: Caller) -> Reply:
+        if asked.execution_id is None:
+            page = await self.executions.list(owner=caller.owner, limit=NEWEST)
+            return of_list(page.executions)
+        execution_id = asked.execution_id.lower()
+        execution, _ = await self.executions.page(
+            execution_id, owner=caller.owner, after=asked.after_seq, limit=1
+        )
+        news = execution.status == "input_required" and execution.last_seq > asked.after_seq
+        if not (execution.ended or news):
+            await self._watch(execution, caller, seconds=self._seconds(asked.wait_seconds))
+        return await self._reply(execution_id, caller, detail=asked.detail, after=asked.after_seq)
+
+    async def _cancel(self, asked: CancelExecution, caller: Caller) -> Reply:
+        execution_id = asked.execution_id.lower()
+        execution = await self.executions.cancel(execution_id, owner=caller.owner, reason="asked over MCP")
+        if not execution.ended:
+            await self._watch(execution, caller, seconds=CANCEL_WAIT)
+        return await self._reply(execution_id, caller)
+
+    async def _decide(self, asked: AnswerApproval, caller: Caller) -> Reply:
+        execution_id = asked.execution_id.lower()
+        execution = await self.executions.decide(
+            execution_id, asked.call_id, asked.decision, owner=caller.owner, reason=asked.reason
+        )
+        return of_execution(execution)
+
+    def _seconds(self, asked: float | None) -> float:
+        return self.wait_seconds if asked is None else asked
+
+    # ── watching a run ──────────────────────────────────────────────────────────────────────────────
+
+    async def _watch(self, execution: Execution, caller: Caller, *, seconds: float) -> None:
+        """Return when the run has ended or has a question, when the caller is gone, when the server stops, or
+        when the time is up: whichever comes first."""
+        progress = Progress(execution, caller.send, heartbeat=self.heartbeat)
+        gone = caller.call.gone
+        await first_of(
+            self._follow(execution, caller.owner, progress),
+            progress.run(),
+            gone.wait(),
+            self.executions.closing.wait(),
+            seconds=seconds,
+        )
+        if not gone.is_set():
+            await first_of(progress.flush(), gone.wait(), seconds=FLUSH_WAIT)
+
+    async def _follow(self, execution: Execution, owner: str, progress: Progress) -> None:
+        events = self.executions.events(execution.execution_id, owner=owner, after=execution.last_seq)
+        async with aclosing(events) as entries:
+            async for entry in entries:
+                progress.heard(AgenticStepEvent.model_validate_json(entry.data))
+                if entry.is_final or (
+                    entry.step_type == StepType.APPROVAL and await self._asks(execution.execution_id, owner)
+                ):
+                    return
+
+    async def _asks(self, execution_id: str, owner: str) -> bool:
+        return (await self.executions.get(execution_id, owner=owner)).status == "input_required"
+
+    # ── the reply ───────────────────────────────────────────────────────────────────────────────────
+
+    async def _reply(
+        self, execution_id: str, caller: Caller, *, detail: Detail = "summary", after: int = 0
+    ) -> Reply:
+        match detail:
+            case "summary":
+                execution = await self.executions.get(execution_id, owner=caller.owner)
+                steps = None
+            case "steps":
+                execution, steps = await self._steps(execution_id, caller.owner, after)
+            case unexpected:
+                assert_never(unexpected)
+        failure = await self._last_words(execution, caller.owner) if execution.status == "failed" else None
+        return of_execution(execution, steps=steps, failure=failure)
+
+    async def _steps(self, execution_id: str, owner: str, after: int) -> tuple[Execution, list[StepRecord]]:
+        """The steps that ended after this event: a call with its result, the last one with the final event."""
+        _, entries = await self.executions.page(execution_id, owner=owner, after=after)
+        events = [AgenticStepEvent.model_validate_json(entry.data) for entry in entries]
+        final = any(event.is_final for event in events)
+        ended = {
+            event.tool_call.call_id
+            for event in events
+            if event.step_type is StepType.TOOL_RESULT and event.tool_call is not None
+        }
+        history = await self.executions.history(execution_id, owner=owner)
+        steps = [
+            step for step in history.steps if (final if step.action is None else step.action.id in ended)
+        ]
+        return history, steps
+
+    async def _last_words(self, execution: Execution, owner: str) -> str | None:
+        _, entries = await self.executions.page(
+            execution.execution_id, owner=owner, after=max(0, execution.last_seq - 1)
+        )
+        words = [AgenticStepEvent.model_validate_json(entry.data).content for entry in entries]
+        return cut(words[-1], 4096) if words else None
