@@ -1,9 +1,9 @@
 """`loopwright serve`: HTTP, SSE and MCP in one process, from the socket to the last answer.
 
 uvicorn serves; how the process stops is ours. At the first signal `Executions.closing` is set, before anything
-is cancelled: `/readyz` says 503, nothing new is taken, what runs has `grace` seconds to end, with its readers.
-Then the log closes (each open stream is told), then the connections. A second signal skips the waiting.
-What is unfinished goes on at the next start.
+is cancelled: `/readyz` says 503, nothing new is taken, what runs has `grace` seconds to end, in front of its
+readers. Then `Executions.closed` is set (each open stream is told, each waiting call answered), the connections
+end, the runs, the log. A second signal skips the waiting. What is unfinished goes on at the next start.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import asyncio
 import logging
 import socket
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
 import uvicorn
@@ -45,8 +45,9 @@ async def serve(settings: Settings, *, grace: float = GRACE) -> int:
         url = url_of(settings.host, listener)
         async with opened(settings, own_url=f"{url}/mcp") as parts:
             app = make_app(parts, port=listener.getsockname()[1])
-            serving = Serving(app, parts.executions, stop=parts.executor.close)
-            await serving.run(listener, grace=grace, up=lambda: say(_greeting(settings, url)))
+            await Serving(app, parts.executions).run(
+                listener, grace=grace, up=lambda: say(_greeting(settings, url))
+            )
     return 0
 
 
@@ -74,11 +75,10 @@ def make_app(parts: Opened, *, port: int) -> ASGIApp:
 
 
 class Serving:
-    """One ASGI app on one socket, up to a stop that loses nothing. `stop` ends the executions and their log."""
+    """One ASGI app on one socket, up to a stop that loses nothing."""
 
-    def __init__(self, app: ASGIApp, executions: Executions, *, stop: Callable[[], Awaitable[None]]) -> None:
+    def __init__(self, app: ASGIApp, executions: Executions) -> None:
         self._executions = executions
-        self._stop = stop
         self._asked = asyncio.Event()
         self._hurry = asyncio.Event()
         self._config = uvicorn.Config(
@@ -123,7 +123,7 @@ class Serving:
         for task in (draining, hurry):
             task.cancel()
         await asyncio.gather(draining, hurry, return_exceptions=True)
-        await self._stop()
+        self._executions.closed.set()
 
 
 class _Server(uvicorn.Server):

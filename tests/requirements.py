@@ -97,6 +97,7 @@ REQUIREMENTS: Final[dict[str, tuple[str, str]]] = {
     "mcp:typescript": ("The TypeScript SDK's client gives up waiting and still fetches the result", "2 §3.2"),
     "cli:exit-codes": ("`run` exits 0, 1, 2, 3 or 130 as documented", "DESIGN §9"),
     "cli:errors": ("An error names the setting to change", "2 §3.4"),
+    "serve:drain": ("A stop takes nothing new, lets runs end before their readers, and loses none", "2 §3.4"),
     "settings:files": ("Settings come from LOOPWRIGHT_* and the user's env file", "DESIGN §9"),
     "downstream:config": ("`mcp.json` as assistants have it is read, our own entry skipped", "2 §3.5"),
     "downstream:patterns": ("allow, deny, read_only and idempotent act on a server's own names", "2 §3.5"),
