@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import contextmanager
 
 from executor.log import Entry, EventLog, NewExecution
 from executor.schema import Execution, Status, TaskRequest
@@ -88,6 +89,20 @@ async def first(entries: AsyncIterator[Entry], count: int) -> Sequence[Entry]:
             break
     await entries.aclose()  # type: ignore[attr-defined]  # all our iterators are generators
     return found
+
+
+@contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
+    """For a fixture: the test (another task) is cancelled when it takes longer than this."""
+    loop = asyncio.get_running_loop()
+
+    def give_up() -> None:
+        for task in asyncio.all_tasks(loop):
+            task.cancel(f"not done after {seconds} s")
+
+    timer = loop.call_later(seconds, give_up)
+    yield
+    timer.cancel()
 
 
 async def settled() -> None:

@@ -35,6 +35,7 @@ from tests.entries import (
     new,
     public,
     settled,
+    time_limit,
 )
 from tests.requirements import requirement
 
@@ -72,7 +73,7 @@ async def log(make_log: Callable[[], EventLog]) -> AsyncIterator[EventLog]:
 
 @pytest.fixture(autouse=True)
 async def in_time() -> AsyncIterator[None]:
-    async with asyncio.timeout(30):
+    with time_limit(30):
         yield
 
 

@@ -18,7 +18,19 @@ from executor.database import APPLICATION_ID, MIGRATIONS, Database
 from executor.errors import Conflict, DatabaseRefused, LeaseLost, StorageUnavailable
 from executor.log import Entry, Lease
 from executor.sqlite_log import SqliteLog
-from tests.entries import ME, OWNER, PROFILE, append, collect, entry, execution, new, public, settled
+from tests.entries import (
+    ME,
+    OWNER,
+    PROFILE,
+    append,
+    collect,
+    entry,
+    execution,
+    new,
+    public,
+    settled,
+    time_limit,
+)
 from tests.requirements import requirement
 
 CHILD = """
@@ -123,7 +135,7 @@ async def log(path: Path) -> AsyncIterator[SqliteLog]:
 
 @pytest.fixture(autouse=True)
 async def in_time() -> AsyncIterator[None]:
-    async with asyncio.timeout(30):
+    with time_limit(30):
         yield
 
 
@@ -372,6 +384,29 @@ async def test_a_caller_that_is_cancelled_while_its_append_waits_breaks_nothing(
         await held.let_go()
     await append(log, "a", 2, final=True)  # so the first one was committed, and is heard of
     assert await reader == public(entry(1), entry(2, final=True))
+
+
+async def test_a_caller_that_is_cancelled_keeps_no_neighbour_from_its_answer(
+    log: SqliteLog, path: Path
+) -> None:
+    faults: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: faults.append(context))
+    await log.create(new("a"))
+    await log.create(new("b"))
+    async with Held(path) as held:
+        ahead = asyncio.create_task(log.heartbeat(ME))  # the writer waits with this one; the others come next
+        await settled()
+        gone, refused = asyncio.create_task(append(log, "a", 1)), asyncio.create_task(append(log, "b", 7))
+        await settled()
+        neighbour = asyncio.create_task(append(log, "b", 1))
+        await settled()
+        gone.cancel()
+        refused.cancel()
+        await held.let_go()
+        await neighbour
+    await ahead
+    assert [[e.seq for e in await log.read(name)] for name in "ab"] == [[1], [1]]
+    assert faults == []
 
 
 async def test_closing_commits_what_is_queued(path: Path) -> None:
