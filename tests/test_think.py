@@ -1,4 +1,4 @@
-"""One request made from a run, one answer made into a `Thought`: layout, calls, output, limits, failures."""
+"""One model request made from a run: its layout, whose agent asks, its limits and its failures."""
 
 from __future__ import annotations
 
@@ -6,57 +6,17 @@ import asyncio
 import base64
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator
 from email.utils import formatdate
 from typing import Any
 
 import pytest
 
-from executor.outcomes import Call as RunCall
-from executor.outcomes import Slot, Thought, Turn
+from executor.outcomes import Slot, Turn
 from executor.providers import Providers
-from executor.think import Ask, Chapter, ModelFailure
-from executor.tools import Tool, ToolContext
+from executor.think import Chapter, ModelFailure
 from tests.fake_models import Answer, Call, FakeModels
-
-KEY = "sk-test-0123456789abcdef"
-MODEL = "openai-chat:gpt-4o"
-LEFT = "[9 of 10 turns left]"
-
-
-async def _never(arguments: dict[str, Any], context: ToolContext) -> Any:
-    raise AssertionError("a thinker runs no tools")
-
-
-def tool(name: str, **marks: Any) -> Tool:
-    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
-    return Tool(name=name, description=f"{name}s", parameters_schema=schema, call=_never, **marks)
-
-
-ADD = tool("add", read_only=True)
-WRITE = tool("write", needs_approval=True, sequential=True)
-
-
-def ask(*turns: Turn, **changes: Any) -> Ask:
-    fields: dict[str, Any] = {
-        "model": MODEL,
-        "system_prompt": "You add.",
-        "earlier": (),
-        "chapter": Chapter("What is 1 + 2?", turns),
-        "tools": (ADD, WRITE),
-        "used_ids": frozenset(slot.call.id for turn in turns for slot in turn.slots),
-        "left": LEFT,
-    }
-    return Ask(**{**fields, **changes})
-
-
-def ended(answer: Thought, *observations: str, failed: Sequence[int] = ()) -> Turn:
-    """The turn of an answer whose calls gave these observations."""
-    slots = [
-        Slot(call=call, stage="ended", observation=observation, failed=index in failed)
-        for index, (call, observation) in enumerate(zip(answer.calls, observations, strict=True))
-    ]
-    return Turn(answer.message, slots, answer.bad)
+from tests.thinking import LEFT, MODEL, At, ask, ended, facts, failed, pointing
 
 
 @pytest.fixture
@@ -66,50 +26,9 @@ async def providers() -> AsyncIterator[Providers]:
     await providers.aclose()
 
 
-@pytest.fixture(autouse=True)
-def key(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OPENAI_API_KEY", KEY)
-
-
 @pytest.fixture
-def at(monkeypatch: pytest.MonkeyPatch) -> Callable[[FakeModels], FakeModels]:
-    """Points the native OpenAI client at a fake."""
-
-    def point(fake: FakeModels) -> FakeModels:
-        monkeypatch.setenv("OPENAI_BASE_URL", fake.openai_url)
-        return fake
-
-    return point
-
-
-At = Callable[[FakeModels], FakeModels]
-
-
-async def one(at: At, answer: Answer, request: Ask | None = None, **settings: Any) -> Thought:
-    """The thought that one scripted answer gives."""
-    thoughts = await several(at, [answer], [request or ask()], **settings)
-    return thoughts[0]
-
-
-async def several(at: At, answers: list[Answer], asks: list[Ask], **settings: Any) -> list[Thought]:
-    providers = Providers(**settings)
-    try:
-        async with asyncio.timeout(20), FakeModels(answers) as fake:
-            at(fake)
-            thinker = providers.thinker_for(MODEL)
-            return [await thinker.think(request) for request in asks]
-    finally:
-        await providers.aclose()
-
-
-async def failed(at: At, answer: Answer, **settings: Any) -> ModelFailure:
-    with pytest.raises(ModelFailure) as caught:
-        await one(at, answer, **settings)
-    return caught.value
-
-
-def facts(failure: ModelFailure) -> tuple[bool, float | None, str]:
-    return failure.retryable, failure.retry_after, failure.stop_reason
+def at(monkeypatch: pytest.MonkeyPatch) -> At:
+    return pointing(monkeypatch)
 
 
 # ── the request ──────────────────────────────────────────────────────────────────────────────────────
@@ -368,214 +287,6 @@ async def test_each_turn_is_converted_once_per_drive(monkeypatch: pytest.MonkeyP
     assert converted == 49
 
 
-# ── the answer ───────────────────────────────────────────────────────────────────────────────────────
-
-
-async def test_an_answer_becomes_text_reasoning_marked_calls_and_usage(at: At) -> None:
-    thought = await one(
-        at,
-        Answer(
-            text="Adding.",
-            reasoning="One and two.",
-            calls=[Call("add", {"a": 1}, "x"), Call("write", {"a": 2}, "y"), Call("nope", {}, "z")],
-            input_tokens=100,
-            output_tokens=20,
-        ),
-    )
-    assert thought.calls == (
-        RunCall(id="x", name="add", arguments={"a": 1}, retry_safe=True),
-        RunCall(id="y", name="write", arguments={"a": 2}, needs_approval=True, sequential=True),
-        RunCall(id="z", name="nope", arguments={}, retry_safe=True),
-    )
-    assert (thought.text, thought.reasoning, thought.bad) == ("Adding.", "One and two.", None)
-    assert (thought.input_tokens, thought.output_tokens) == (100, 20)
-    assert thought.cost_usd == pytest.approx(100 * 2.5e-6 + 20 * 10e-6)
-    assert thought.tools == ("add", "write")
-
-
-@pytest.mark.parametrize(
-    ("written", "arguments", "raw"),
-    [
-        ("", {}, None),
-        ("  ", {}, None),
-        ('{"a": 1}', {"a": 1}, None),
-        ('{"a": 1', {}, '{"a": 1'),
-        ("[1]", {}, "[1]"),
-        ('"text"', {}, '"text"'),
-        ("null", {}, "null"),
-        ('{"a": NaN}', {}, '{"a": NaN}'),
-        ('{"a": -Infinity}', {}, '{"a": -Infinity}'),
-        ('{"a": 1, "a": 2}', {}, '{"a": 1, "a": 2}'),
-        ('{"a": {"b": 1, "b": 1}}', {}, '{"a": {"b": 1, "b": 1}}'),
-        ("[" * 100_000, {}, "[" * 100_000),
-    ],
-)
-async def test_arguments_are_a_json_object_or_kept_as_they_were_written(
-    at: At, written: str, arguments: dict[str, Any], raw: str | None
-) -> None:
-    thought = await one(at, Answer(calls=[Call("write", written, "x")]))
-    call = thought.calls[0]
-    assert (call.arguments, call.raw_arguments) == (arguments, raw)
-    assert (call.needs_approval, call.retry_safe) == ((True, False) if raw is None else (False, True))
-
-
-async def test_call_ids_are_made_unique_before_anything_is_stored(at: At) -> None:
-    ids = ["x", "x", "", "", "old", "x__2"]
-    request = ask(used_ids=frozenset({"old"}))
-    thought = await one(at, Answer(calls=[Call("add", {}, id) for id in ids]), request)
-    wanted = ["x", "x__2", "call", "call__2", "old__2", "x__2__2"]
-    assert [call.id for call in thought.calls] == wanted
-    stored = [p["tool_call_id"] for p in thought.message["parts"] if p["part_kind"] == "tool-call"]
-    assert stored == wanted
-
-
-async def test_ids_of_the_sessions_earlier_runs_are_used_ids_too(at: At) -> None:
-    call = RunCall(id="x", name="add", arguments={})
-    chapter = Chapter("before", (Turn(None, [Slot(call=call, stage="ended")]),))
-    thought = await one(at, Answer(calls=[Call("add", {}, "x")]), ask(earlier=(chapter,)))
-    assert thought.calls[0].id == "x__2"
-
-
-async def test_five_hundred_calls_in_one_turn_are_five_hundred_calls(at: At) -> None:
-    thought = await one(at, Answer(calls=[Call("add", {"a": n}, "same") for n in range(500)]))
-    assert [call.arguments["a"] for call in thought.calls] == list(range(500))
-    assert len({call.id for call in thought.calls}) == 500
-
-
-@pytest.mark.parametrize("streaming", [False, True])
-async def test_lone_surrogates_are_replaced_everywhere(at: At, streaming: bool) -> None:
-    bad = "a\ud800b"
-    thought = await one(
-        at,
-        Answer(text=bad, reasoning=bad, calls=[Call("add", {bad: bad}, bad), Call(bad, "{\ud800", "y")]),
-        streaming=streaming,
-    )
-    good = "a\ufffdb"
-    assert (thought.text, thought.reasoning) == (good, good)
-    assert [(c.id, c.name, c.arguments) for c in thought.calls] == [
-        (good, "add", {good: good}),
-        ("y", good, {}),
-    ]
-    assert "\\ud800" not in json.dumps(thought.message)
-
-
-@pytest.mark.parametrize(
-    ("answer", "kind"),
-    [
-        (Answer(), "empty"),
-        (Answer(text="  \n"), "empty"),
-        (Answer(reasoning="hm"), "empty"),
-        (Answer(text="half", finish="length"), "cut"),
-        (Answer(calls=[Call("add", {"a": 1})], finish="length"), "cut"),
-        (Answer(text="oh", finish="content_filter"), "empty"),
-    ],
-)
-async def test_an_answer_that_cannot_be_used_says_why_and_calls_nothing(
-    at: At, answer: Answer, kind: str
-) -> None:
-    thought = await one(at, answer)
-    assert (thought.bad_kind, thought.calls) == (kind, ())
-    assert thought.bad
-
-
-# ── answers as data ──────────────────────────────────────────────────────────────────────────────────
-
-SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
-
-
-async def test_the_output_tool_ends_the_run_with_data(at: At, providers: Providers) -> None:
-    async with asyncio.timeout(20), FakeModels([Answer(calls=[Call("final_result", {"n": 3})])]) as fake:
-        at(fake)
-        thought = await providers.thinker(MODEL).think(ask(output_schema=SCHEMA))
-    assert (thought.output, thought.text, thought.calls, thought.bad) == ({"n": 3}, '{"n": 3}', (), None)
-    offered = fake.bodies[0]["tools"][-1]["function"]
-    assert (offered["name"], offered["parameters"], fake.bodies[0]["tool_choice"]) == (
-        "final_result",
-        SCHEMA,
-        "auto",
-    )
-
-
-@pytest.mark.parametrize(
-    ("answer", "complaint"),
-    [
-        (Answer(calls=[Call("final_result", {"n": "x"})]), "$.n: 'x' is not of type 'integer'"),
-        (Answer(calls=[Call("final_result", {})]), "'n' is a required property"),
-        (Answer(calls=[Call("final_result", "{")]), "no JSON object"),
-        (Answer(calls=[Call("final_result", {"n": 1})] * 2), "called 2 times"),
-        (Answer(text="It is 3."), "Plain text is no answer here"),
-        (Answer(text='{"n": "x"}'), "Plain text is no answer here"),
-    ],
-)
-async def test_an_answer_that_does_not_meet_the_schema_is_fed_back(
-    at: At, answer: Answer, complaint: str
-) -> None:
-    thought = await one(at, answer, ask(output_schema=SCHEMA))
-    assert (thought.bad_kind, thought.output, thought.calls) == ("invalid_output", None, ())
-    assert complaint in (thought.bad or "")
-
-
-async def test_text_that_is_json_and_meets_the_schema_is_taken(at: At) -> None:
-    thought = await one(at, Answer(text=' {"n": 3} '), ask(output_schema=SCHEMA))
-    assert (thought.output, thought.text, thought.bad) == ({"n": 3}, '{"n": 3}', None)
-
-
-async def test_a_schema_that_is_no_object_is_wrapped_and_its_references_still_hold(
-    at: At, providers: Providers
-) -> None:
-    schema = {"type": "array", "items": {"$ref": "#/$defs/n"}, "$defs": {"n": {"type": "integer"}}}
-    script = [
-        Answer(calls=[Call("final_result", {"result": [1, 2]})]),
-        Answer(calls=[Call("final_result", {"result": ["x"]})]),
-        Answer(calls=[Call("final_result", {"n": 1})]),
-    ]
-    async with asyncio.timeout(20), FakeModels(script) as fake:
-        at(fake)
-        thinker = providers.thinker(MODEL)
-        good, bad, unwrapped = [await thinker.think(ask(output_schema=schema)) for _ in script]
-    assert (good.output, good.text) == ([1, 2], "[1, 2]")
-    assert "$[0]: 'x' is not of type 'integer'" in (bad.bad or "")
-    assert "'result' is missing" in (unwrapped.bad or "")
-    assert fake.bodies[0]["tools"][-1]["function"]["parameters"] == {
-        "type": "object",
-        "properties": {
-            "result": {
-                "type": "array",
-                "items": {"$ref": "#/properties/result/$defs/n"},
-                "$defs": {"n": {"type": "integer"}},
-            }
-        },
-        "required": ["result"],
-    }
-
-
-async def test_other_calls_beside_the_output_tool_run_and_it_is_asked_to_come_alone(
-    at: At, providers: Providers
-) -> None:
-    both = [Call("add", {"a": 1}, "x"), Call("final_result", {"n": 1}, "y")]
-    script = [Answer(calls=both), Answer(calls=[Call("final_result", {"n": 3}, "z")]), Answer(text="bye")]
-    async with asyncio.timeout(20), FakeModels(script) as fake:
-        at(fake)
-        thinker = providers.thinker(MODEL)
-        first = await thinker.think(ask(output_schema=SCHEMA))
-        turn = ended(first, "3")
-        second = await thinker.think(ask(turn, output_schema=SCHEMA))
-        earlier = (Chapter("What is 1 + 2?", (turn, Turn(second.message))),)
-        await thinker.think(ask(earlier=earlier, chapter=Chapter("Thanks.", ())))
-    assert [call.id for call in first.calls] == ["x"]
-    assert [m["content"] for m in fake.bodies[2]["messages"] if m["role"] == "tool"] == [
-        "3",
-        "not run: call it alone, when you are done",
-        "accepted",
-    ]
-
-
-async def test_a_tool_of_the_same_name_makes_the_output_tool_take_another(at: At) -> None:
-    request = ask(output_schema=SCHEMA, tools=(tool("final_result"),))
-    thought = await one(at, Answer(calls=[Call("final_result__2", {"n": 3})]), request)
-    assert thought.output == {"n": 3}
-
-
 # ── limits and failures ──────────────────────────────────────────────────────────────────────────────
 
 
@@ -590,6 +301,18 @@ async def test_pieces_of_an_answer_are_passed_on_as_they_come(at: At, providers:
         *({"type": "text", "delta": piece} for piece in "abcd"),
     ]
     assert (thought.text, thought.reasoning, thought.input_tokens) == ("abcd", "wxyz", 11)
+
+
+async def test_an_agents_pieces_are_passed_on_too(at: At, providers: Providers) -> None:
+    from pydantic_ai import Agent
+
+    pieces: list[dict[str, Any]] = []
+    script = [Answer(text="abcd", calls=[Call("add", {"a": 1}, "x")])]
+    async with asyncio.timeout(20), FakeModels(script) as fake:
+        at(fake)
+        thought = await providers.thinker_for(MODEL, agent=Agent()).think(ask(), pieces.append)
+    assert pieces == [{"type": "text", "delta": piece} for piece in "abcd"]
+    assert (thought.text, [call.id for call in thought.calls]) == ("abcd", ["x"])
 
 
 @pytest.mark.parametrize("streaming", [False, True])
