@@ -13,6 +13,9 @@ from executor.schema import AgenticStepEvent, Execution, ExecutionHistory, Model
 
 from .messages import MAX_LISTED, CancelRequest, DecisionRequest, EventPage, ExecutionPage, Problem
 
+VERSION: Final = version("loopwright")
+"""Read once, here: it looks into files."""
+
 _REQUESTS: Final = (TaskRequest, DecisionRequest, CancelRequest)
 _ANSWERS: Final = (Execution, ExecutionHistory, ExecutionPage, EventPage, AgenticStepEvent, Problem)
 
@@ -44,7 +47,7 @@ def describe() -> dict[str, Any]:
         "openapi": "3.1.1",
         "info": {
             "title": "Loopwright",
-            "version": version("loopwright"),
+            "version": VERSION,
             "description": "Runs of an agent: start one, follow its events, read what it did, stop it.",
         },
         "paths": _paths(schemas),

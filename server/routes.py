@@ -43,11 +43,16 @@ class Methods:
     def __init__(self, **handlers: Handler) -> None:
         self._handlers = handlers
 
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """Those that are answered."""
+        return tuple(self._handlers)
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             handler = self._handlers.get(scope["method"])
             if handler is None:
-                raise MethodNotAllowed(scope["method"], ", ".join(self._handlers))
+                raise MethodNotAllowed(scope["method"], ", ".join(self.methods))
             response = await handler(Request(scope, receive))
         except LoopwrightError as error:
             response = refused(error)

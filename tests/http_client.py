@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import socket
 import struct
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -213,6 +214,27 @@ class Stream:
         async for chunk in self._chunks:
             frames.extend(self.source.feed(chunk))
         return frames
+
+
+@contextmanager
+def heard(logger: str, text: str) -> Iterator[asyncio.Event]:
+    """An event that is set once `logger` says something with `text` in it."""
+    said = asyncio.Event()
+
+    class Ear(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if text in record.getMessage():
+                said.set()
+
+    ear, heard_logger = Ear(), logging.getLogger(logger)
+    level = heard_logger.level
+    heard_logger.addHandler(ear)
+    heard_logger.setLevel(logging.DEBUG)
+    try:
+        yield said
+    finally:
+        heard_logger.setLevel(level)
+        heard_logger.removeHandler(ear)
 
 
 # ── raw connections ──────────────────────────────────────────────────────────────────────────────────
