@@ -273,6 +273,30 @@ async def test_stop_before_the_first_event_cancels_the_run_too(era: Era, tmp_pat
     assert execution.status == "cancelled"
 
 
+async def test_stop_while_the_run_is_being_accepted_cancels_it_as_well(
+    era: Era, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, accept = asyncio.Event(), asyncio.Event()
+    async with case(tmp_path, HOLD) as opened, Client(opened.door, mode=era) as client:
+        start = opened.executor.executions.start
+
+        async def slowly(request: TaskRequest, **more: Any) -> Any:
+            asked.set()
+            await accept.wait()
+            return await start(request, **more)
+
+        monkeypatch.setattr(opened.executor.executions, "start", slowly)
+        waiting = asyncio.create_task(execute(client))
+        async with asyncio.timeout(5):
+            await asked.wait()
+            waiting.cancel()
+            await asyncio.wait({waiting})
+            accept.set()
+            await opened.gate.entered.wait()
+        execution = await opened.ended((await opened.newest()).execution_id)
+    assert execution.status == "cancelled"
+
+
 async def test_a_joined_call_that_leaves_does_not_cancel_the_run(era: Era, tmp_path: Path) -> None:
     async with case(tmp_path, HOLD) as opened, Client(opened.door, mode=era) as client:
         first = asyncio.create_task(execute(client, idempotency_key="k"))
