@@ -102,10 +102,25 @@ async def test_json_that_is_no_request_is_answered_with_each_field_at_fault(
         b'{"prompt":"' + b"\\u00e9" * 170_000 + b'"}',
         b'{"prompt":"x","metadata":{' + b",".join(b'"%d":"1"' % n for n in range(80_000)) + b"}}",
         b'{"prompt":"x","tools":[' + b"1," * 500_000 + b"1]}",
+        b'{"prompt":"x","tools":[' + b'"",' * 349_000 + b'""]}',
+        b'{"prompt":"x","output_schema":{"a":[' + b"{}," * 43_000 + b"1]}}",
+        b'"' + b'\\"' * 524_000 + b"\\",
         b'{"prompt":"x","max_tokens":' + b"9" * 1_000_000 + b"}",
         b'{"prompt":"x","timeout_seconds":' + b"9" * 1_000_000 + b".1}",
     ],
-    ids=["depth", "width", "names", "escapes", "metadata", "tools", "digits", "fraction"],
+    ids=[
+        "depth",
+        "width",
+        "names",
+        "escapes",
+        "metadata",
+        "numbers",
+        "strings",
+        "structure",
+        "quotes",
+        "digits",
+        "fraction",
+    ],
 )
 def test_the_worst_megabyte_costs_little(body: bytes) -> None:
     began = time.process_time()
