@@ -35,13 +35,17 @@ class Auth:
         self._open_paths = open_paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or not self._owners or scope["path"] in self._open_paths:
+        if scope["type"] != "http" or not self._owners or self._is_open(scope):
             return await self._app(scope, receive, send)
         credentials = [value for name, value in scope["headers"] if name == b"authorization"]
         owner = self._owner(credentials[0]) if len(credentials) == 1 else None
         if owner is None:
             return await self._refuse(bool(credentials), scope, receive, send)
         return await self._app({**scope, OWNER_KEY: owner}, receive, send)
+
+    def _is_open(self, scope: Scope) -> bool:
+        path: str = scope["path"]
+        return path.removeprefix(scope.get("root_path", "")) in self._open_paths
 
     def _owner(self, credentials: bytes) -> str | None:
         scheme, _, token = credentials.strip().partition(b" ")

@@ -4,13 +4,16 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
+from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
-from starlette.routing import Route
+from starlette.routing import Mount, Route
 
+from server.app import create_app
 from server.auth import owner_of
-from tests.http_client import EXECUTE, EXECUTIONS, door, request, wire
+from tests.http_client import EXECUTE, EXECUTIONS, door, request, served, wire
 from tests.requirements import requirement
 
 TURNS: list[dict[str, Any]] = [{"calls": [{"name": "hold", "id": "c1"}]}, {"text": "Done."}]
@@ -72,6 +75,17 @@ async def test_without_a_valid_token_only_the_probes_answer(
             assert answer.headers["www-authenticate"].startswith('Bearer realm="loopwright"')
         for path in ("/healthz", "/readyz"):
             assert (await d.client.get(path, headers=headers)).status_code == 200
+
+
+async def test_the_probes_are_open_under_a_mount_too(tmp_path: Path) -> None:
+    async with asyncio.timeout(10), door(tmp_path, TURNS) as d:
+        app = Starlette(routes=[Mount("/x", create_app(d.executor.executions, tokens=TOKENS))])
+        async with served(app) as url, httpx2.AsyncClient(base_url=url, trust_env=False) as client:
+            statuses = [
+                (await client.get(path)).status_code
+                for path in ("/x/healthz", "/x/readyz", f"/x{EXECUTIONS}")
+            ]
+    assert statuses == [200, 200, 401]
 
 
 async def test_two_credentials_are_none(tmp_path: Path) -> None:
