@@ -82,6 +82,7 @@ class LocalEngine:
         max_running: int = MAX_RUNNING,
         max_queued: int = MAX_QUEUED,
         recover: bool = True,
+        heartbeat: float = HEARTBEAT,
         scan: float = SCAN,
     ) -> None:
         self.driver = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
@@ -92,6 +93,7 @@ class LocalEngine:
         self._room = max_running + max_queued
         self._slots = asyncio.Semaphore(max_running)
         self._recover = recover
+        self._heartbeat = heartbeat
         self._scan = scan
         self._drives: dict[str, asyncio.Task[None]] = {}
         self._chores: list[asyncio.Task[None]] = []
@@ -133,8 +135,11 @@ class LocalEngine:
             raise Overloaded
 
     def start(self, lease: Lease) -> None:
+        before = self._drives.get(lease.execution_id)
+        if before is not None and before is not asyncio.current_task():
+            before.cancel()  # somebody else had the lease meanwhile, so that task drives nothing any more
         name = f"loopwright {lease.execution_id}"
-        task = asyncio.create_task(self._supervise(lease), name=name)
+        task = asyncio.create_task(self._supervise(lease, before), name=name)
         self._drives[lease.execution_id] = task
         task.add_done_callback(lambda done: self._ended(lease.execution_id, done))
 
@@ -154,9 +159,11 @@ class LocalEngine:
         while task := self._drives.get(execution_id):
             await asyncio.wait({task})
 
-    async def _supervise(self, lease: Lease) -> None:
-        """Drive until the run has ended, waits for an answer or is somebody else's."""
+    async def _supervise(self, lease: Lease, before: asyncio.Task[None] | None) -> None:
+        """Drive until the run has ended, waits for an answer or is somebody else's; first, let `before` end."""
         try:
+            if before is not None:
+                await asyncio.wait({before})
             async with self._slots:
                 ended = self._closing or await self._drive(lease)
             if not ended:
@@ -188,14 +195,22 @@ class LocalEngine:
 
     async def _let_go(self, lease: Lease) -> None:
         """Release a run that waits for an answer, and look once more: the answer may have come just now."""
-        await self._store.release(lease)
-        claimed = await self._store.claim(self.driver, profile=self.profile, execution_id=lease.execution_id)
+        while True:
+            try:
+                await self._store.release(lease)
+                claimed = await self._store.claim(
+                    self.driver, profile=self.profile, execution_id=lease.execution_id
+                )
+                break
+            except StorageUnavailable as error:  # a lease that is kept would hide the run from everybody
+                log.error("execution %s cannot be let go: %s", lease.execution_id, error)
+                await asyncio.sleep(STORAGE_RETRY)
         for again in claimed:
             self.start(again)
 
     async def _beat(self) -> None:
         while True:
-            await asyncio.sleep(HEARTBEAT)
+            await asyncio.sleep(self._heartbeat)
             try:
                 await self._store.heartbeat(self.driver)
             except StorageUnavailable as error:
@@ -210,7 +225,7 @@ class LocalEngine:
             await asyncio.sleep(self._scan)
 
     async def _claim_orphans(self) -> None:
-        while room := min(100, self._room - len(self._drives)):
+        while room := max(0, min(100, self._room - len(self._drives))):
             leases = await self._store.claim(self.driver, profile=self.profile, limit=room)
             for lease in leases:
                 log.info("execution %s goes on here", lease.execution_id)

@@ -118,6 +118,18 @@ class DatabaseRefused(LoopwrightError):
     code = "database_refused"
 
 
+class NewerFormat(LoopwrightError):
+    """The execution was written by a newer Loopwright: its events can be shown, but not understood here."""
+
+    code = "newer_format"
+
+    def __init__(self, execution_id: str) -> None:
+        super().__init__(
+            f"Execution {execution_id} was written by a newer version of Loopwright: upgrade this one, or ask the "
+            "newer one."
+        )
+
+
 class Conflict(LoopwrightError):
     """Another append came first: read the tail, apply it, decide again. Never leaves the executor."""
 

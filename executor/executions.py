@@ -23,7 +23,7 @@ from executor.errors import (
 )
 from executor.frames import from_entry, to_entry
 from executor.history import history
-from executor.journal import Clock, fold
+from executor.journal import Clock, check_format, fold
 from executor.log import Entry, EventLog, NewExecution, Page
 from executor.outcomes import CancelAsked, Decided
 from executor.schema import Decision, Execution, ExecutionHistory, TaskRequest
@@ -197,6 +197,7 @@ class Executions:
     async def history(self, execution_id: str, *, owner: str = LOCAL) -> ExecutionHistory:
         """The execution with everything it did so far."""
         row = await self._log.get(execution_id, owner=owner)
+        check_format(row)
         entries = await self._log.read(execution_id)
         return history(row.execution, map(from_entry, entries[: row.execution.last_seq]))
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from executor.errors import Conflict
+from executor.errors import Conflict, NewerFormat
 from executor.frames import from_entry, to_entry
-from executor.log import EventLog, Lease, Row
+from executor.log import LOG_FORMAT, EventLog, Lease, Row
 from executor.outcomes import Outcome
 from executor.state import State, replay
 
@@ -14,8 +14,15 @@ Clock = Callable[[], float]
 """Unix seconds."""
 
 
+def check_format(row: Row) -> None:
+    """Raise `NewerFormat` for an execution whose events may mean what we do not know."""
+    if row.format > LOG_FORMAT:
+        raise NewerFormat(row.execution.execution_id)
+
+
 def new_state(row: Row, *, partial_answer: bool = True) -> State:
     """The state of an execution before its first event."""
+    check_format(row)
     execution = row.execution
     return State(
         execution.execution_id, execution.request, execution.created_at, partial_answer=partial_answer

@@ -14,7 +14,7 @@ from contextlib import aclosing
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self, assert_never
 
-from executor.engine import MAX_QUEUED, MAX_RUNNING, LocalEngine
+from executor.engine import HEARTBEAT, MAX_QUEUED, MAX_RUNNING, SCAN, LocalEngine
 from executor.executions import LOCAL, Executions, Policy
 from executor.frames import RETRY_FRAME, sse_frame
 from executor.journal import Clock, Journal
@@ -103,7 +103,7 @@ class AgenticLoopExecutor:
     and `system_prompt` are plain attributes, read at each use: assign to swap a backend. `model` is what a
     request that names none gets; `agent`, your own Pydantic AI agent, then takes the turns. `log` is in
     memory unless given; with a durable one, unfinished runs of the same `name` go on at the next start
-    (of one that does `take_over`).
+    (of one that does `take_over`). `heartbeat`, `scan`: seconds, see engine.py.
     `tools`: more tools, from anywhere. Use it as it is, or `async with` it to end what it runs.
     """
 
@@ -125,6 +125,8 @@ class AgenticLoopExecutor:
         max_running: int = MAX_RUNNING,
         max_queued: int = MAX_QUEUED,
         take_over: bool = True,
+        heartbeat: float = HEARTBEAT,
+        scan: float = SCAN,
         clock: Clock = time.time,
         jitter: Callable[[], float] = random.random,
     ) -> None:
@@ -144,6 +146,8 @@ class AgenticLoopExecutor:
             profile=name,
             recover=log is not None,
             take_over=take_over,
+            heartbeat=heartbeat,
+            scan=scan,
             max_running=max_running,
             max_queued=max_queued,
         )

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from executor.act import act
-from executor.errors import NotFound
+from executor.errors import NewerFormat, NotFound
 from executor.journal import Clock, Journal, fold
 from executor.log import EventLog
 from executor.outcomes import Call, Observed, Thought, ThoughtFailed
@@ -69,7 +69,10 @@ class Worker:
             await asyncio.sleep(max(0.0, not_before - self._habits.clock()))
         await self._mind.toolbox.ready()
         if self._earlier is None:
-            self._earlier = await earlier_chapters(self._log, self._journal.row.previous)
+            try:
+                self._earlier = await earlier_chapters(self._log, self._journal.row.previous)
+            except NewerFormat as error:
+                return ThoughtFailed(error=f"The session cannot be continued here. {error}")
         ask = self._ask(self._earlier, closing)
         try:
             return await self._thinker.think(ask, self._transient())

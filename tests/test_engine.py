@@ -28,8 +28,17 @@ class Watched:
         self.begun = asyncio.Condition()
         self.release = asyncio.Event()
         self.fault: Exception | None = None
+        self.ended = True
+        self.at_once = 0
 
     async def drive(self, lease: Lease) -> bool:
+        self.at_once += 1
+        try:
+            return await self._drive(lease)
+        finally:
+            self.at_once -= 1
+
+    async def _drive(self, lease: Lease) -> bool:
         async with self.begun:
             self.driven.append(lease.execution_id)
             self.begun.notify_all()
@@ -37,7 +46,7 @@ class Watched:
             fault, self.fault = self.fault, None
             raise fault
         await self.release.wait()
-        return True
+        return self.ended
 
     async def break_off(self, lease: Lease, reason: str) -> None:
         async with self.begun:
@@ -202,3 +211,48 @@ async def test_a_caller_that_leaves_while_its_run_is_accepted_leaves_no_run_with
             (execution,) = (await executor.executions.list()).executions
             entries = [entry async for entry in executor.executions.events(execution.execution_id)]
     assert entries[-1].is_final
+
+
+async def test_a_lease_is_let_go_as_soon_as_the_log_can_be_written_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Failing(InMemoryLog):
+        failures = 2
+
+        async def release(self, lease: Lease) -> None:
+            self.failures -= 1
+            if self.failures >= 0:
+                raise StorageUnavailable("locked")
+            await super().release(lease)
+
+    monkeypatch.setattr("executor.engine.STORAGE_RETRY", 0.0)
+    log = Failing()
+    async with engine(log, recover=False) as (local, driver):
+        driver.ended = False  # it waits for an answer
+        driver.release.set()
+        execution_id = await create(log, local.driver)
+        local.start(Lease(execution_id=execution_id, driver=local.driver, epoch=1))
+        await driver.driving(2)  # nothing was answered, but the row says "working": claimed again
+        assert log.failures < 0
+
+
+async def test_a_run_that_came_back_is_driven_by_its_newest_lease_alone() -> None:
+    log = InMemoryLog()
+    async with engine(log, recover=False) as (local, driver):
+        execution_id = await create(log, local.driver)
+        local.start(Lease(execution_id=execution_id, driver=local.driver, epoch=1))
+        await driver.driving(1)
+        local.start(Lease(execution_id=execution_id, driver=local.driver, epoch=3))
+        await driver.driving(2)
+        assert (local.driving, driver.at_once) == (1, 1)
+
+
+async def test_a_process_that_drives_more_than_it_takes_claims_nothing() -> None:
+    log = InMemoryLog()
+    async with engine(log, max_running=1, max_queued=0, take_over=False) as (local, _):
+        for _ in range(2):  # answers to questions start drives that nobody asked room for
+            local.start(Lease(execution_id=await create(log, local.driver), driver=local.driver, epoch=1))
+        await create(log)
+        async with asyncio.timeout(5):
+            await local._claim_orphans()
+        assert local.driving == 2
