@@ -33,6 +33,10 @@ class Engine(Protocol):
 
     async def open(self) -> None: ...
 
+    async def drain(self, grace: float) -> None:
+        """Begin nothing new, and return when nothing runs here or after `grace` seconds."""
+        ...
+
     async def close(self, *, grace: float = 0.0) -> None:
         """Stop driving, after at most `grace` seconds for what runs. What is unfinished stays in the log."""
         ...
@@ -70,7 +74,8 @@ class LocalEngine:
     """An `Engine` in this process: one supervised task per execution, over a log that may be shared.
 
     At most `max_running` are driven at once; `max_queued` more wait. With `recover`, it says that it is
-    alive, and takes over unfinished executions of its profile whose driver is gone: at the start and after.
+    alive, and takes over unfinished executions of its profile whose driver is gone: at the start and after,
+    unless `take_over` is False (a process that is here for one run).
     """
 
     def __init__(
@@ -82,6 +87,7 @@ class LocalEngine:
         max_running: int = MAX_RUNNING,
         max_queued: int = MAX_QUEUED,
         recover: bool = True,
+        take_over: bool = True,
         heartbeat: float = HEARTBEAT,
         scan: float = SCAN,
     ) -> None:
@@ -93,6 +99,7 @@ class LocalEngine:
         self._room = max_running + max_queued
         self._slots = asyncio.Semaphore(max_running)
         self._recover = recover
+        self._takes_over = take_over
         self._heartbeat = heartbeat
         self._scan = scan
         self._drives: dict[str, asyncio.Task[None]] = {}
@@ -109,16 +116,19 @@ class LocalEngine:
         self._closing = False
         await self._store.heartbeat(self.driver)
         if self._recover:
-            self._chores = [
-                asyncio.create_task(self._beat(), name="loopwright heartbeat"),
-                asyncio.create_task(self._take_over(), name="loopwright recovery"),
-            ]
+            self._chores = [asyncio.create_task(self._beat(), name="loopwright heartbeat")]
+            if self._takes_over:
+                self._chores.append(asyncio.create_task(self._take_over(), name="loopwright recovery"))
 
-    async def close(self, *, grace: float = 0.0) -> None:
-        """Stop driving, after at most `grace` seconds for what runs. What is unfinished stays in the log."""
+    async def drain(self, grace: float) -> None:
+        """Begin nothing new, and return when nothing runs here or after `grace` seconds."""
         self._closing = True  # what waits for its turn gets none, what nobody drives is left to others
         if grace and self._drives:
             await asyncio.wait(list(self._drives.values()), timeout=grace)
+
+    async def close(self, *, grace: float = 0.0) -> None:
+        """Stop driving, after at most `grace` seconds for what runs. What is unfinished stays in the log."""
+        await self.drain(grace)
         tasks = [*self._chores, *self._drives.values()]
         for task in tasks:
             task.cancel()
