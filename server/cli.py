@@ -173,7 +173,8 @@ class _Version(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         from importlib.metadata import version
 
-        parser.exit(message=f"loopwright {version('loopwright')}\n")
+        print(f"loopwright {version('loopwright')}")
+        parser.exit()
 
 
 # ── the commands ─────────────────────────────────────────────────────────────────────────────────────

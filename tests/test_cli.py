@@ -5,6 +5,7 @@ import json
 import signal
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -273,6 +274,14 @@ def test_every_command_explains_itself(command: str, capsys: pytest.CaptureFixtu
 
     assert left.value.code == 0
     assert f"usage: loopwright {command}" in capsys.readouterr().out
+
+
+def test_the_version_is_on_stdout(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(["--version"])
+
+    assert left.value.code == 0
+    assert capsys.readouterr().out == f"loopwright {version('loopwright')}\n"
 
 
 def test_nothing_that_is_shown_can_drive_a_terminal() -> None:
