@@ -636,6 +636,39 @@ async def test_a_log_that_fails_under_a_reader_ends_its_stream_with_a_notice(
     assert [frame.event for frame in rest] == ["tool_result", "final_answer"]
 
 
+async def test_an_execution_that_is_deleted_under_a_reader_ends_its_stream_with_a_notice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with asyncio.timeout(10), door(tmp_path, TURNS, {"hold": Gate(is_open=True)}) as d:
+        path = f"{EXECUTIONS}/{(await d.run())[0].json['execution_id']}"
+        monkeypatch.setattr("server.sse.REPLAY_PAGE", 2)
+        page = d.executor.executions.page
+
+        async def deleting(execution_id: str, **settings: Any) -> Any:
+            answer = await page(execution_id, **settings)
+            if settings.get("limit") == 2:  # what the stream holds; the rest is taken away from under it
+                await d.executor.executions.delete(execution_id)
+            return answer
+
+        monkeypatch.setattr(d.executor.executions, "page", deleting)
+        frames = parse((await d.client.get(f"{path}/events")).content)
+        again = await d.client.get(f"{path}/events", headers={"Last-Event-ID": "2"})
+    assert [frame.event for frame in frames] == ["thinking", "tool_call", "not_found"]
+    assert (frames[-1].json["last_seq"], again.status_code) == (2, 404)
+
+
+async def test_a_client_that_leaves_within_its_body_has_started_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with asyncio.timeout(10), door(tmp_path, TURNS, {"hold": Gate()}) as d:
+        async with wire(d.url) as connection:
+            headers = {"Content-Type": "application/json", "Content-Length": "100"}
+            await connection.send(request("POST", EXECUTE, headers=headers) + b'{"prompt":"go"}')
+            connection.reset()
+        assert (await d.json(EXECUTIONS))["executions"] == []
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
 # ── other hosts ──────────────────────────────────────────────────────────────────────────────────────
 
 

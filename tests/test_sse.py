@@ -341,3 +341,28 @@ async def test_a_reader_that_takes_nothing_is_dropped_and_slows_nobody(tmp_path:
     assert other == again == whole
     assert b"event: final_answer" not in got
     assert not got.endswith(b"0\r\n\r\n")  # a broken stream must not look like a whole one
+
+
+async def test_a_reader_that_takes_nothing_while_nothing_happens_is_dropped_too(tmp_path: Path) -> None:
+    gate = Gate()
+
+    async def heavy(**arguments: Any) -> str:
+        return "x" * 60_000
+
+    calls = [{"name": "heavy", "id": f"c{n}"} for n in range(100)]
+    turns: list[dict[str, Any]] = [
+        {"calls": calls},
+        {"calls": [{"name": "look", "id": "l"}]},
+        {"text": "Done."},
+    ]
+    settings: dict[str, Any] = {"ping": 0.01, "send_timeout": 0.2}
+    async with asyncio.timeout(30), door(tmp_path, turns, {"heavy": heavy, "look": gate}, **settings) as d:
+        started = await d.client.post(EXECUTE, json={"prompt": "go"}, headers={"Prefer": "respond-async"})
+        await gate.reached.wait()
+        execution_id = started.json()["execution_id"]
+        with heard("loopwright.http", f"{execution_id}: its reader took nothing") as dropped:
+            async with wire(d.url, receive_window=4096) as slow:
+                await slow.send(request("GET", f"{EXECUTIONS}/{execution_id}/events"))
+                await dropped.wait()
+        gate.open.set()
+        await d.executor.executions.settled(execution_id)
