@@ -6,7 +6,7 @@ The base is the SDK's low-level server: `MCPServer` reads signatures, drops unkn
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Any, Final, TypeAlias
 
 from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
@@ -174,31 +174,37 @@ def mcp_server(
 def mcp_routes(
     door: McpDoor, *, session_idle_timeout: float = 1800.0
 ) -> tuple[list[Route], AbstractAsyncContextManager[None]]:
-    """The routes `/mcp` and `/mcp/`, and what to enter (once) in the lifespan of the app that holds them.
+    """The routes `/mcp` and `/mcp/`, and what to enter in the lifespan of the app that holds them: at each start
+    again, within that of the executions.
 
     Hosts, origins and tokens are checked by the app, for all its routes.
     """
-    manager = StreamableHTTPSessionManager(
-        door, max_request_body_size=MAX_BODY_BYTES, session_idle_timeout=session_idle_timeout
-    )
-
-    @asynccontextmanager
-    async def running() -> AsyncIterator[None]:
-        async with manager.run():
-            try:
-                yield
-            finally:
-                door.closed = True  # before the manager cancels what is being served
-
-    endpoint = _Endpoint(manager)
-    return [Route(path, endpoint) for path in ("/mcp", "/mcp/")], running()
+    endpoint = _Endpoint(door, session_idle_timeout)
+    return [Route(path, endpoint) for path in ("/mcp", "/mcp/")], endpoint
 
 
-class _Endpoint:
+class _Endpoint(AbstractAsyncContextManager[None]):
     """The SDK's endpoint, with a session bound to its owner, and without event replay, which needs a store."""
 
-    def __init__(self, manager: StreamableHTTPSessionManager) -> None:
-        self._manager = manager
+    def __init__(self, door: McpDoor, session_idle_timeout: float) -> None:
+        self._door = door
+        self._session_idle_timeout = session_idle_timeout
+        self._manager = self._new_manager()
+        self._running = AsyncExitStack()
+
+    def _new_manager(self) -> StreamableHTTPSessionManager:
+        return StreamableHTTPSessionManager(
+            self._door, max_request_body_size=MAX_BODY_BYTES, session_idle_timeout=self._session_idle_timeout
+        )
+
+    async def __aenter__(self) -> None:
+        self._door.closed = False
+        self._manager = self._new_manager()  # the SDK's runs once
+        await self._running.enter_async_context(self._manager.run())
+
+    async def __aexit__(self, *_: object) -> None:
+        self._door.closed = True  # before the manager cancels what is being served
+        await self._running.aclose()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["method"] == "GET" and Headers(scope=scope).get("last-event-id"):

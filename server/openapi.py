@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from functools import cache
+from collections.abc import Mapping
+from functools import lru_cache
 from importlib.metadata import version
 from typing import Any, Final, Literal, get_args
 
 from pydantic.json_schema import models_json_schema
-from pydantic_core import to_json
+from pydantic_core import from_json, to_json
 
 from executor.schema import AgenticStepEvent, Execution, ExecutionHistory, Model, Status, TaskRequest
 
@@ -29,10 +30,45 @@ _STREAM: Final = (
 Schemas = dict[tuple[type[Model], Literal["validation", "serialization"]], dict[str, Any]]
 
 
-@cache
-def document() -> bytes:
-    """The whole document as JSON."""
-    return to_json(describe())
+@lru_cache(maxsize=16)
+def document(prefix: str = "") -> bytes:
+    """The whole document as JSON; `prefix`: where a host has put the routes."""
+    servers = {"servers": [{"url": prefix}]} if prefix else {}
+    return to_json({**describe(), **servers})
+
+
+def merged(host: Mapping[str, Any], *, prefix: str = "") -> dict[str, Any]:
+    """A host's own OpenAPI document and our operations in it, under `prefix`; `host` itself stays as it is.
+
+    Our schemas are called `Loopwright…` there and our operations `loopwright_…`, so that they meet nothing of the
+    host's; where both have a path, the host's stands. Whom a host lets in is its own: no security is described.
+    """
+    ours = _named_for_hosts()
+    paths = {prefix + path: item for path, item in ours["paths"].items()}
+    components = host.get("components", {})
+    schemas = {**components.get("schemas", {}), **ours["schemas"]}
+    return {
+        **host,
+        "paths": {**paths, **host.get("paths", {})},
+        "components": {**components, "schemas": schemas},
+    }
+
+
+def _named_for_hosts() -> dict[str, Any]:
+    """Our paths, but for the document's own, and our schemas, under names that are ours alone."""
+    reference = b'"#/components/schemas/'
+    described = from_json(to_json(describe()).replace(reference, reference + b"Loopwright"))
+    del described["paths"]["/openapi.json"]
+    for item in described["paths"].values():
+        for method, operation in item.items():
+            if method != "parameters":
+                operation.pop("security", None)
+                operation |= {"operationId": f"loopwright_{operation['operationId']}", "tags": ["loopwright"]}
+    schemas = described["components"]["schemas"]
+    return {
+        "paths": described["paths"],
+        "schemas": {f"Loopwright{name}": schema for name, schema in schemas.items()},
+    }
 
 
 def describe() -> dict[str, Any]:

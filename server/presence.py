@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Literal, TypeAlias
 
@@ -44,12 +44,12 @@ class Presence:
 
 
 class Closing:
-    """Cuts short everything that is present when the server begins to stop.
+    """Cuts short everything that is present when the server begins to stop. `closing`: the event that says so.
 
     One task for all of them, there while anybody is: a task for each would cost memory with every held stream.
     """
 
-    def __init__(self, closing: asyncio.Event) -> None:
+    def __init__(self, closing: Callable[[], asyncio.Event]) -> None:
         self._closing = closing
         self._present: set[Presence] = set()
         self._watcher: asyncio.Task[None] | None = None
@@ -70,7 +70,7 @@ class Closing:
                 await asyncio.wait({watcher})
 
     async def _watch(self) -> None:
-        await self._closing.wait()
+        await self._closing().wait()
         for presence in tuple(self._present):
             presence.cut_short("stopping")
         self._watcher = None  # who comes after this finds a new one, which cuts it short at once

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
+from urllib.parse import quote
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -33,6 +34,9 @@ OnDisconnect: TypeAlias = Literal["continue", "cancel"]
 Handler: TypeAlias = Callable[[Request], Awaitable[ASGIApp]]
 
 PREFIX: Final = "/api/v1/agent"
+EXECUTE: Final = PREFIX + "/execute"
+RUN: Final = "/agent/run"
+OPENAPI: Final = "/openapi.json"
 WAIT_SECONDS: Final = 50.0
 _JSON_HEADERS: Final = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 
@@ -77,8 +81,8 @@ def routes(
     door = Door(executions, on_disconnect, wait_seconds, ping, send_timeout)
     one = PREFIX + "/executions/{execution_id}"
     return [
-        Route(PREFIX + "/execute", Methods(POST=door.execute)),
-        Route("/agent/run", Methods(POST=door.execute)),
+        Route(EXECUTE, Methods(POST=door.execute)),
+        Route(RUN, Methods(POST=door.execute)),
         Route(PREFIX + "/executions", Methods(GET=door.listing)),
         Route(one, Methods(GET=door.history, DELETE=door.delete)),
         Route(one + "/events", Methods(GET=door.events)),
@@ -86,7 +90,7 @@ def routes(
         Route(one + "/approvals/{call_id:path}", Methods(POST=door.decide)),
         Route("/healthz", Methods(GET=_healthy, HEAD=_healthy)),
         Route("/readyz", Methods(GET=door.ready, HEAD=door.ready)),
-        Route("/openapi.json", Methods(GET=_openapi)),
+        Route(OPENAPI, Methods(GET=_openapi)),
     ]
 
 
@@ -106,7 +110,7 @@ class Door:
         self._wait_seconds = wait_seconds
         self._ping = ping
         self._send_timeout = send_timeout
-        self._closing = Closing(executions.closed)
+        self._closing = Closing(lambda: executions.closed)
 
     # ── a run ────────────────────────────────────────────────────────────────────────────────────────
 
@@ -121,7 +125,7 @@ class Door:
             return await self._as_json(request, started, asked.owner, prefer)
         after = 0 if started.fresh else asked.after
         place = Place(execution_id=started.execution.execution_id, owner=asked.owner, after=after)
-        return await self._stream(place, started)
+        return await self._stream(place, started, _location(request, started.execution))
 
     async def _asked(self, request: Request) -> Asked:
         if self._executions.closing.is_set():
@@ -135,12 +139,13 @@ class Door:
         task = await read_model(request.headers, request.receive, TaskRequest)
         return Asked(task, owner_of(request.scope), key, after)
 
-    async def _stream(self, place: Place, started: Started | None = None) -> ASGIApp:
+    async def _stream(
+        self, place: Place, started: Started | None = None, headers: Mapping[str, str] | None = None
+    ) -> ASGIApp:
         """The events after a place; 204 when there will never be any. Raises `BeyondTheLog`."""
         execution, entries = await self._executions.page(
             place.execution_id, owner=place.owner, after=place.after, limit=1
         )
-        headers = {} if started is None else _location(started.execution)
         if execution.ended and not entries:
             return Response(status_code=204, headers=headers)
         return EventStream(
@@ -180,7 +185,7 @@ class Door:
                 raise ClientDisconnect
         execution = await self._as_it_stands(started.execution, owner)
         applied = {"Preference-Applied": prefer.applied} if prefer.applied else {}
-        return _json(execution, 200 if execution.ended else 202, {**_location(execution), **applied})
+        return _json(execution, 200 if execution.ended else 202, {**_location(request, execution), **applied})
 
     async def _as_it_stands(self, execution: Execution, owner: str) -> Execution:
         try:
@@ -289,8 +294,22 @@ def _execution_id(request: Request) -> str:
     return str(execution_id)
 
 
-def _location(execution: Execution) -> dict[str, str]:
-    return {"Location": f"{PREFIX}/executions/{execution.execution_id}"}
+def _location(request: Request, execution: Execution) -> dict[str, str]:
+    above = _above(request.scope, EXECUTE, RUN)
+    return {"Location": f"{above}{PREFIX}/executions/{execution.execution_id}"}
+
+
+def _above(scope: Scope, *own: str) -> str:
+    """The path under which a host has put our routes, as clients write it; `own`: where this one may stand.
+
+    A mount shows in `path` and in `root_path`, a FastAPI router's prefix in `path` alone. What a proxy has cut off
+    and the operator has named (`uvicorn --root-path`) is in `root_path`; not every server puts it before `path`.
+    """
+    path: str = scope["path"].removesuffix("/")
+    root: str = scope.get("root_path", "").removesuffix("/")
+    above = next(path.removesuffix(route) for route in own if path.endswith(route))
+    above = above if f"{path}/".startswith(f"{root}/") else root + above
+    return quote(above, safe="/:@!$&'()*+,;=~")
 
 
 def _json(value: Model, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
@@ -303,4 +322,4 @@ async def _healthy(request: Request) -> ASGIApp:
 
 
 async def _openapi(request: Request) -> ASGIApp:
-    return Response(document(), 200, _JSON_HEADERS, "application/json")
+    return Response(document(_above(request.scope, OPENAPI)), 200, _JSON_HEADERS, "application/json")
