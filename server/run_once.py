@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from dataclasses import dataclass
 
+from executor.errors import AlreadyDecided
 from executor.executions import Executions
 from executor.schema import AgenticStepEvent, Execution, TaskRequest
 
@@ -24,19 +26,13 @@ async def run_once(settings: Settings, request: TaskRequest) -> int:
     A signal cancels the run and waits for its end; a second one leaves at once.
     """
     async with opened(settings, take_over=False) as parts:
-        executions = parts.executions
-        started = (await executions.start(request)).execution
-        say(f"execution {started.execution_id}, model {started.request.model}")
-        run = _Run(executions, started.execution_id, Story(started), asyncio.current_task())
+        run = _Run(parts.executions, asyncio.current_task())
         with on_stop_signal(run.stop):
             try:
-                await run.follow()
+                execution = await run.to_its_end(request)
             except asyncio.CancelledError:
-                say(
-                    f"left {started.execution_id} as it stands: `loopwright executions show {started.execution_id}`"
-                )
+                say(run.left())
                 return CANCELLED
-        execution = await executions.get(started.execution_id)
     if execution.answer is not None:
         give(execution.answer)
     say(end_line(execution))
@@ -57,36 +53,44 @@ def exit_code(execution: Execution) -> int:
 @dataclass(slots=True)
 class _Run:
     executions: Executions
-    execution_id: str
-    story: Story
     task: asyncio.Task[object] | None
+    execution_id: str | None = None
     cancelling: asyncio.Task[Execution] | None = None
 
-    async def follow(self) -> None:
-        """Show each event, up to the final one."""
-        async for entry in self.executions.events(self.execution_id):
+    async def to_its_end(self, request: TaskRequest) -> Execution:
+        """Start the run and show each event, up to the final one."""
+        started = (await self.executions.start(request)).execution
+        self.execution_id = started.execution_id
+        say(f"execution {started.execution_id}, model {started.request.model}")
+        story = Story(started)
+        async for entry in self.executions.events(started.execution_id):
             event = AgenticStepEvent.model_validate_json(entry.data)
-            say(told(self.story, event))
+            say(told(story, event))
             if event.approval is not None and event.approval.decision is None:
-                await self._decline(event.approval.call_id)
-        await self.executions.settled(self.execution_id)
+                await self._decline(started.execution_id, event.approval.call_id)
+        await self.executions.settled(started.execution_id)
         if self.cancelling is not None:
             await self.cancelling
+        return await self.executions.get(started.execution_id)
 
-    async def _decline(self, call_id: str) -> None:
+    async def _decline(self, execution_id: str, call_id: str) -> None:
         # Nobody is asked here; a run that waits for ever would be worse than one that goes on without the call.
-        await self.executions.decide(
-            self.execution_id,
-            call_id,
-            "reject",
-            reason="`loopwright run` asks nobody: use `loopwright serve`",
-        )
+        reason = "`loopwright run` asks nobody: use `loopwright serve`"
+        with suppress(AlreadyDecided):  # through another door
+            await self.executions.decide(execution_id, call_id, "reject", reason=reason)
 
     def stop(self) -> None:
-        if self.cancelling is None:
+        """Cancel the run; asked a second time, or before there is one, leave."""
+        if self.execution_id is not None and self.cancelling is None:
             say("cancelling …")
             self.cancelling = asyncio.create_task(
                 self.executions.cancel(self.execution_id, reason="interrupted at the terminal")
             )
         elif self.task is not None:
             self.task.cancel()
+
+    def left(self) -> str:
+        """What to say when it is not waited for."""
+        if self.execution_id is None:
+            return "nothing was started"
+        return f"left as it stands: `loopwright executions show {self.execution_id}`"

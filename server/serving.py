@@ -24,6 +24,7 @@ from executor.executions import Executions
 from .app import create_app
 from .compose import VERSION, Opened, opened
 from .console import say
+from .guard import Authority
 from .mcp_server import mcp_routes
 from .settings import Settings, SettingsError, check_listening, is_loopback
 from .signals import on_stop_signal
@@ -41,6 +42,7 @@ BACKLOG = 2048
 async def serve(settings: Settings, *, grace: float = GRACE) -> int:
     """Serve until a signal says stop. Gives the exit code. Raises `SettingsError`."""
     check_listening(settings)
+    check_names(settings)
     with listening(settings.host, settings.port) as listener:
         url = url_of(settings.host, listener)
         async with opened(settings, own_url=f"{url}/mcp") as parts:
@@ -49,6 +51,21 @@ async def serve(settings: Settings, *, grace: float = GRACE) -> int:
                 listener, grace=grace, up=lambda: say(_greeting(settings, url))
             )
     return 0
+
+
+def check_names(settings: Settings) -> None:
+    """Refuse names of hosts and origins that no request could ever have. Raises `SettingsError`."""
+    for host in settings.allowed_hosts:
+        if Authority.parse(host) is None:
+            raise SettingsError(
+                f"LOOPWRIGHT_ALLOWED_HOSTS: {host!r} is no host name: write name or name:port."
+            )
+    for origin in settings.allowed_origins:
+        scheme, _, authority = origin.rstrip("/").partition("://")
+        if scheme.lower() not in ("http", "https") or Authority.parse(authority) is None:
+            raise SettingsError(
+                f"LOOPWRIGHT_ALLOWED_ORIGINS: {origin!r} is no origin: write https://name or https://name:port."
+            )
 
 
 def make_app(parts: Opened, *, port: int) -> ASGIApp:

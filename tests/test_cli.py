@@ -115,6 +115,19 @@ def test_a_mistake_in_the_call_is_told_with_its_cure(
     assert "Traceback" not in err
 
 
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [("ALLOWED_HOSTS", "https://x.example"), ("ALLOWED_ORIGINS", "x.example"), ("ALLOWED_ORIGINS", "null")],
+)
+def test_a_name_that_no_request_can_have_is_refused_at_the_start(
+    setting: str, value: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(f"LOOPWRIGHT_{setting}", value)
+
+    assert main(["serve", "--port", "0", "--ephemeral"]) == 2
+    assert capsys.readouterr().err.startswith(f"loopwright: LOOPWRIGHT_{setting}: {value!r} is no ")
+
+
 async def test_a_call_that_needs_a_decision_is_declined_since_nobody_is_asked(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
