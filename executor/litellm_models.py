@@ -42,6 +42,9 @@ def load() -> ModuleType:
     # Read by LiteLLM: without them it fetches its price list at import, and other lists later, over the network.
     os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "true")
     os.environ.setdefault("LITELLM_OFFLINE_MODE", "true")
+    # How many runs there are at once is the engine's to say: no run may wait here until it times out.
+    os.environ.setdefault("AIOHTTP_CONNECTOR_LIMIT", "1000000")
+    os.environ.setdefault("AIOHTTP_CONNECTOR_LIMIT_PER_HOST", "0")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # its own and its dependencies' deprecations are nobody's news
         import litellm

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from genai_prices import Usage, calc_price
@@ -9,8 +10,10 @@ from pydantic_ai import Agent
 from pydantic_ai.exceptions import UserError
 from pydantic_ai.messages import ModelResponse
 from pydantic_ai.models import Model, infer_model
+from pydantic_ai.providers import Provider, infer_provider_class
 from pydantic_ai.settings import ModelSettings
 
+from executor.http_clients import roomy_client
 from executor.model_thinker import Voice
 from executor.openai_chat import openai_chat_model
 from executor.redaction import safe_line
@@ -20,6 +23,8 @@ NO_RETRIES = ModelSettings(max_retries=0)
 """The SDKs retry twice by themselves; retries are the loop's, on record and within the run's limits."""
 
 _OPENAI_CHAT = "openai-chat:"
+_ROOMY = ("anthropic", "google", "openai", "openai-responses")
+"""Providers that take an HTTP client of ours; the others keep their own, with its 1,000 connections."""
 
 
 def native_voice(name: str) -> Voice:
@@ -28,11 +33,25 @@ def native_voice(name: str) -> Voice:
         model = openai_chat_model(name.removeprefix(_OPENAI_CHAT))
         return Voice(name=name, model=model, price=cost, close=model.client.close)
     try:
-        return Voice(name=name, model=infer_model(name), price=cost, settings=NO_RETRIES)
+        reached, close = _reached(name)
+        return Voice(name=name, model=reached, close=close, price=cost, settings=NO_RETRIES)
     except UserError as error:
         raise ModelFailure(_refusal(name, str(error))) from None
     except ImportError as error:
         raise ModelFailure(safe_line(f"{name}: {error}")) from None
+
+
+def _reached(name: str) -> tuple[Model[Any], Callable[[], Awaitable[None]] | None]:
+    """The model, and how to close what it was given."""
+    if name.partition(":")[0] not in _ROOMY:
+        return infer_model(name), None
+    client = roomy_client()
+
+    def provider(kind: str) -> Provider[Any]:
+        made: Callable[..., Provider[Any]] = infer_provider_class(kind)
+        return made(http_client=client)
+
+    return infer_model(name, provider), client.aclose
 
 
 def own_voice(agent: Agent[Any, Any]) -> Voice:

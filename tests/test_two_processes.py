@@ -56,11 +56,14 @@ async def end(log: SqliteLog, execution_id: str, *, seconds: float = 10) -> list
         return [from_entry(entry).event async for entry in log.follow(execution_id)]
 
 
-async def seen(log: SqliteLog, execution_id: str, step_type: StepType, *, seconds: float = 10) -> None:
-    """Return once an event of this type is on record."""
+async def seen(
+    log: SqliteLog, execution_id: str, step_type: StepType, *, nth: int = 1, seconds: float = 10
+) -> None:
+    """Return once the `nth` event of this type is on record."""
     async with asyncio.timeout(seconds), aclosing(log.follow(execution_id)) as entries:
         async for entry in entries:
-            if entry.step_type == step_type:
+            nth -= entry.step_type == step_type
+            if nth == 0:
                 return
 
 
@@ -166,24 +169,25 @@ async def test_the_runs_of_a_killed_process_go_on_at_once_and_only_in_their_prof
 async def test_a_frozen_driver_loses_its_runs_and_writes_nothing_once_thawed(
     both: Shared, log: SqliteLog
 ) -> None:
-    frozen, heir = await asyncio.gather(both.worker(), both.worker())
-    (execution_id,) = await frozen.start(["gated", "look"])
+    frozen, _ = await asyncio.gather(both.worker(), both.worker())
+    (execution_id,) = await frozen.start(["gated", "look"], ["gated"])
     await seen(log, execution_id, StepType.TOOL_RESULT)
     async with both.nobody_writes():
         frozen.freeze()
-    await end(log, execution_id, seconds=10)
-    left = both.stored(execution_id)
+    await seen(log, execution_id, StepType.TOOL_CALL, nth=3)
+    running = both.stored(execution_id)
 
-    both.gate.touch()  # the frozen process will find its tool done, and want to say so
-    frozen.thaw()
+    frozen.thaw()  # to find that its run is in its second turn, and not its own any more
     await frozen.ask("settled", id=execution_id)
-    assert both.stored(execution_id) == left
-    assert (await well_formed(log, execution_id)).answer == "done"
+    assert both.stored(execution_id) == running
+    both.gate.touch()
+    await end(log, execution_id)
+    execution = await well_formed(log, execution_id)
+    assert (execution.answer, both.effects()[f"gated {execution_id}:2.1"]) == ("done", 1)
 
     (another,) = await frozen.start(["once"])  # it is a driver like any other again
     await end(log, another, seconds=5)
     assert both.effects()[f"once {another}:1.1"] == 1
-    assert heir.process.returncode is None
 
 
 async def test_executions_of_a_newer_format_are_shown_and_left_alone(both: Shared, log: SqliteLog) -> None:
