@@ -78,12 +78,14 @@ def parser() -> argparse.ArgumentParser:
         metavar="SECONDS",
         help="how long runs may still take when a signal says stop (default 20); the rest goes on at the next start",
     )
+    _add_agent(serve)
     _add_storage(serve)
     _add_config(serve)
 
     stdio = _command(
         commands, "stdio", _stdio, "speak MCP on stdin and stdout, for an assistant that starts us"
     )
+    _add_agent(stdio)
     _add_storage(stdio)
     _add_config(stdio)
 
@@ -99,6 +101,7 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("--timeout", type=float, metavar="SECONDS", help="end the run after this time")
     run.add_argument("--session", metavar="ID", help="go on with the conversation of this session")
     run.add_argument("--system-prompt", metavar="TEXT", help="who the agent is")
+    _add_agent(run)
     _add_storage(run)
     _add_config(run)
 
@@ -136,6 +139,14 @@ def _command(
 def _add_config(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--config", metavar="FILE", help="the mcp.json with the tools (LOOPWRIGHT_MCP_CONFIG)"
+    )
+
+
+def _add_agent(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--agent",
+        metavar="MODULE:ATTRIBUTE",
+        help="your own Pydantic AI agent takes the turns (LOOPWRIGHT_AGENT)",
     )
 
 
@@ -281,6 +292,7 @@ def _flags(arguments: argparse.Namespace) -> Flags:
     given = vars(arguments)
     return Flags(
         model=given.get("model"),
+        agent=given.get("agent"),
         mcp_config=given.get("config"),
         host=given.get("host"),
         port=given.get("port"),

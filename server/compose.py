@@ -12,17 +12,21 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from executor.executions import Executions, Policy
 from executor.log import EventLog
 from executor.loop import AgenticLoopExecutor
-from executor.providers import Providers
+from executor.providers import Providers, model_of
 from executor.stores import log_for
 from tool_clients.config import Config, ConfigError, find_config, read_config
 from tool_clients.mcp_tools import McpTools
 
+from .own_agent import load_agent
 from .settings import Settings, SettingsError
+
+if TYPE_CHECKING:
+    from pydantic_ai import Agent
 
 VERSION = version("loopwright")
 
@@ -59,9 +63,11 @@ def config_path(settings: Settings) -> Path | None:
 
 
 def profile(settings: Settings) -> str:
-    """Whose runs this process may drive: the setting, else the `mcp.json` in force, else `default`."""
+    """Whose runs this process may drive: the setting, else the `mcp.json` in force, else `default`; those of a
+    user's own agent are apart."""
     path = config_path(settings)
-    return settings.profile or (str(path.resolve()) if path else "default")
+    tools = str(path.resolve()) if path else "default"
+    return settings.profile or (f"{tools} {settings.agent}" if settings.agent else tools)
 
 
 def store(settings: Settings) -> EventLog:
@@ -70,6 +76,21 @@ def store(settings: Settings) -> EventLog:
         return log_for(settings.database)
     except ValueError as error:
         raise SettingsError(f"LOOPWRIGHT_DATABASE_URL: {error}.") from None
+
+
+def own_agent(settings: Settings) -> Agent[Any, Any] | None:
+    """The user's own agent, if one is named. Raises `SettingsError`."""
+    return None if settings.agent is None else load_agent(settings.agent)
+
+
+def policy(settings: Settings, providers: Providers, agent: Agent[Any, Any] | None) -> Policy:
+    """What a request may name: an agent that has its own model answers with no other."""
+    own = model_of(agent)
+    return Policy(
+        default_model=own or settings.model,
+        models=settings.models if own is None else (own,),
+        priced=providers.price_known,
+    )
 
 
 @asynccontextmanager
@@ -81,9 +102,11 @@ async def opened(
     `take_over`: go on with what other processes of the profile left unfinished. `own_url`: our own MCP
     endpoint, left out of the tools. Raises `SettingsError`, and `LoopwrightError` for a database at fault.
     """
-    config, name = await asyncio.to_thread(lambda: (tool_config(settings), profile(settings)))
+    config, name, agent = await asyncio.to_thread(
+        lambda: (tool_config(settings), profile(settings), own_agent(settings))
+    )
     log = store(settings)
-    providers = Providers(timeout=settings.model_timeout, streaming=settings.model_streaming)
+    providers = Providers(agent=agent, timeout=settings.model_timeout, streaming=settings.model_streaming)
     tools = McpTools(config, default_timeout=settings.tool_timeout, own_url=own_url, version=VERSION)
     executor = AgenticLoopExecutor(
         {},
@@ -92,7 +115,7 @@ async def opened(
         log=log,
         tools=tools,
         providers=providers,
-        policy=Policy(default_model=settings.model, models=settings.models, priced=providers.price_known),
+        policy=policy(settings, providers, agent),
         tool_timeout=settings.tool_timeout,
         partial_answer=settings.partial_answer,
         max_running=settings.max_running,

@@ -53,6 +53,9 @@ class Settings(BaseSettings):
     models: Names = Field(
         default=("*",), description="globs of the models that a request may name, e.g. gpt-4o,anthropic/*"
     )
+    agent: str | None = Field(
+        default=None, description="module:attribute of a Pydantic AI agent, e.g. my_agents:helper"
+    )
     database_url: str = Field(
         default="", description="sqlite:////absolute/path.db, sqlite:///relative/path.db or memory:"
     )
@@ -131,6 +134,7 @@ class Flags(Model):
     """What the command line overrides; None: not given."""
 
     model: str | None = None
+    agent: str | None = None
     database_url: str | None = None
     mcp_config: str | None = None
     host: str | None = None
