@@ -10,7 +10,7 @@ from typing import Any, assert_never
 
 from mcp_types import CallToolResult
 
-from executor.errors import LoopwrightError
+from executor.errors import LoopwrightError, StorageUnavailable
 from executor.executions import Executions
 from executor.schema import AgenticStepEvent, Execution, StepRecord, StepType
 from executor.text import cut
@@ -90,9 +90,8 @@ class Tools:
             asked.request(), owner=caller.owner, idempotency_key=asked.idempotency_key
         )
         execution = started.execution
-        if execution.status == "working":
-            await self._watch(execution, caller, seconds=self._seconds(asked.wait_seconds))
-        reply = await self._reply(execution.execution_id, caller, detail=asked.detail)
+        seconds = self._seconds(asked.wait_seconds) if execution.status == "working" else None
+        reply = await self._answer(execution, caller, seconds=seconds, detail=asked.detail)
         # Last, since the caller may also leave while the reply is made, and it will not reach them then.
         if caller.call.gone.is_set() and started.fresh and await caller.calls.wants_stop(caller.call):
             await self.executions.cancel(execution.execution_id, owner=caller.owner, reason=STOPPED)
@@ -107,16 +106,15 @@ class Tools:
             execution_id, owner=caller.owner, after=asked.after_seq, limit=1
         )
         news = execution.status == "input_required" and execution.last_seq > asked.after_seq
-        if not (execution.ended or news):
-            await self._watch(execution, caller, seconds=self._seconds(asked.wait_seconds))
-        return await self._reply(execution_id, caller, detail=asked.detail, after=asked.after_seq)
+        seconds = None if execution.ended or news else self._seconds(asked.wait_seconds)
+        return await self._answer(
+            execution, caller, seconds=seconds, detail=asked.detail, after=asked.after_seq
+        )
 
     async def _cancel(self, asked: CancelExecution, caller: Caller) -> Reply:
         execution_id = asked.execution_id.lower()
         execution = await self.executions.cancel(execution_id, owner=caller.owner, reason="asked over MCP")
-        if not execution.ended:
-            await self._watch(execution, caller, seconds=CANCEL_WAIT)
-        return await self._reply(execution_id, caller)
+        return await self._answer(execution, caller, seconds=None if execution.ended else CANCEL_WAIT)
 
     async def _decide(self, asked: AnswerApproval, caller: Caller) -> Reply:
         execution_id = asked.execution_id.lower()
@@ -131,7 +129,7 @@ class Tools:
     # ── watching a run ──────────────────────────────────────────────────────────────────────────────
 
     async def _watch(self, execution: Execution, caller: Caller, *, seconds: float) -> None:
-        """Return when the run has ended or has a question, when the caller is gone, when the server stops, or
+        """Return when the run has ended or has a question, when the caller is gone, when the server closes, or
         when the time is up: whichever comes first."""
         progress = Progress(execution, caller.send, heartbeat=self.heartbeat)
         gone = caller.call.gone
@@ -160,18 +158,38 @@ class Tools:
 
     # ── the reply ───────────────────────────────────────────────────────────────────────────────────
 
-    async def _reply(
-        self, execution_id: str, caller: Caller, *, detail: Detail = "summary", after: int = 0
+    async def _answer(
+        self,
+        execution: Execution,
+        caller: Caller,
+        *,
+        seconds: float | None,
+        detail: Detail = "summary",
+        after: int = 0,
     ) -> Reply:
+        """Watch for so many seconds (None: not at all), then tell where the execution stands.
+
+        When the log cannot be read any more (the server closes, the disk fails), the run is handed over with
+        what is known of it: its caller must have the id.
+        """
+        try:
+            if seconds is not None:
+                await self._watch(execution, caller, seconds=seconds)
+            return await self._reply(execution.execution_id, caller.owner, detail, after)
+        except StorageUnavailable as error:
+            log.warning("execution %s is handed over as it was: %s", execution.execution_id, error)
+            return of_execution(execution)
+
+    async def _reply(self, execution_id: str, owner: str, detail: Detail, after: int) -> Reply:
         match detail:
             case "summary":
-                execution = await self.executions.get(execution_id, owner=caller.owner)
+                execution = await self.executions.get(execution_id, owner=owner)
                 steps = None
             case "steps":
-                execution, steps = await self._steps(execution_id, caller.owner, after)
+                execution, steps = await self._steps(execution_id, owner, after)
             case unexpected:
                 assert_never(unexpected)
-        failure = await self._last_words(execution, caller.owner) if execution.status == "failed" else None
+        failure = await self._last_words(execution, owner) if execution.status == "failed" else None
         return of_execution(execution, steps=steps, failure=failure)
 
     async def _steps(self, execution_id: str, owner: str, after: int) -> tuple[Execution, list[StepRecord]]:
