@@ -48,7 +48,12 @@ _FILTERED = (
 
 
 def thought(
-    response: ModelResponse, ask: Ask, output: OutputTool | None = None, cost_usd: float | None = None
+    response: ModelResponse,
+    ask: Ask,
+    output: OutputTool | None = None,
+    cost_usd: float | None = None,
+    *,
+    estimated: bool = False,
 ) -> Thought:
     """What the answer means for the run. Never raises for anything that a model may write."""
     message = _message(response)
@@ -62,6 +67,7 @@ def thought(
         "input_tokens": response.usage.input_tokens,
         "output_tokens": response.usage.output_tokens,
         "cost_usd": cost_usd,
+        "estimated": estimated,
         "tools": tuple(tool.name for tool in ask.tools),
     }
     if ask.closing:

@@ -8,7 +8,7 @@ turns, and last the line of what is left, which is never stored. Each turn is co
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -28,7 +28,7 @@ from pydantic_ai.tools import ToolDefinition
 from pydantic_core import to_json
 
 from executor.outcomes import Slot, Turn
-from executor.output_tool import OutputTool
+from executor.output_tool import OUTPUT_TOOL, OutputTool
 from executor.think import Ask, Chapter
 from executor.tools import Tool
 
@@ -71,7 +71,9 @@ class Conversation:
             opening = []
             for turn in chapter.turns:
                 messages.extend(self._turn(turn))
-        return _with_last_line(messages, ask.left)
+        if ask.left:
+            messages.append(ModelRequest(parts=[UserPromptPart(ask.left)]))
+        return _taking_turns(messages)
 
     def _turn(self, turn: Turn) -> list[ModelMessage]:
         # The entry holds the turn itself: its id can't be used again by another while it is here.
@@ -110,15 +112,16 @@ def tool_definitions(tools: Sequence[Tool], output: OutputTool | None) -> list[T
     ]
 
 
-def _with_last_line(messages: list[ModelMessage], left: str) -> list[ModelMessage]:
-    if not left:
-        return messages
-    line = UserPromptPart(left)
-    match messages[-1]:
-        case ModelRequest(parts=parts):
-            return [*messages[:-1], ModelRequest(parts=[*parts, line])]
-        case _:
-            return [*messages, ModelRequest(parts=[line])]
+def _taking_turns(messages: Iterable[ModelMessage]) -> list[ModelMessage]:
+    """The messages, with requests that follow each other made one: some providers want roles to alternate."""
+    merged: list[ModelMessage] = []
+    for message in messages:
+        match merged, message:
+            case [*_, ModelRequest(parts=before)], ModelRequest(parts=parts):
+                merged[-1] = ModelRequest(parts=[*before, *parts])
+            case _:
+                merged.append(message)
+    return merged
 
 
 def _turn_messages(turn: Turn) -> Iterator[ModelMessage]:
@@ -169,7 +172,8 @@ def _unanswered(call: ToolCallPart, turn: Turn, *, alone: bool) -> str:
         return _NOT_RUN  # its run was ended before it got an outcome
     if turn.feedback is not None:
         return _CUT
-    # No slot and no complaint: only the call that gives the answer as data is answered so.
+    if not call.tool_name.startswith(OUTPUT_TOOL):
+        return _NOT_RUN  # asked for in the last words of a run, where no tool can be called
     return _ACCEPTED if alone else _BESIDE
 
 

@@ -7,9 +7,11 @@ import logging
 import os
 import secrets
 import socket
+import time
 from typing import Protocol, Self
 
 from executor.errors import LeaseLost, NotFound, Overloaded, StorageUnavailable
+from executor.journal import Clock
 from executor.log import EventLog, Lease
 
 log = logging.getLogger("loopwright.executor")
@@ -75,7 +77,8 @@ class LocalEngine:
 
     At most `max_running` are driven at once; `max_queued` more wait. With `recover`, it says that it is
     alive, and takes over unfinished executions of its profile whose driver is gone: at the start and after,
-    unless `take_over` is False (a process that is here for one run).
+    unless `take_over` is False (a process that is here for one run). With them come those whose questions
+    nobody answered within `approval_timeout` seconds: the driver then says so.
     """
 
     def __init__(
@@ -88,6 +91,8 @@ class LocalEngine:
         max_queued: int = MAX_QUEUED,
         recover: bool = True,
         take_over: bool = True,
+        approval_timeout: float | None = None,
+        clock: Clock = time.time,
         heartbeat: float = HEARTBEAT,
         scan: float = SCAN,
     ) -> None:
@@ -100,6 +105,8 @@ class LocalEngine:
         self._slots = asyncio.Semaphore(max_running)
         self._recover = recover
         self._takes_over = take_over
+        self._approval_timeout = approval_timeout
+        self._clock = clock
         self._heartbeat = heartbeat
         self._scan = scan
         self._drives: dict[str, asyncio.Task[None]] = {}
@@ -117,8 +124,8 @@ class LocalEngine:
         await self._store.heartbeat(self.driver)
         if self._recover:
             self._chores = [asyncio.create_task(self._beat(), name="loopwright heartbeat")]
-            if self._takes_over:
-                self._chores.append(asyncio.create_task(self._take_over(), name="loopwright recovery"))
+        if self._takes_over and (self._recover or self._approval_timeout is not None):
+            self._chores.append(asyncio.create_task(self._take_over(), name="loopwright recovery"))
 
     async def drain(self, grace: float) -> None:
         """Begin nothing new, and return when nothing runs here or after `grace` seconds."""
@@ -236,9 +243,15 @@ class LocalEngine:
 
     async def _claim_orphans(self) -> None:
         while room := max(0, min(100, self._room - len(self._drives))):
-            leases = await self._store.claim(self.driver, profile=self.profile, limit=room)
+            leases = await self._store.claim(
+                self.driver, profile=self.profile, asked_before=self._asked_before(), limit=room
+            )
             for lease in leases:
                 log.info("execution %s goes on here", lease.execution_id)
                 self.start(lease)
             if len(leases) < room:
                 return
+
+    def _asked_before(self) -> float | None:
+        """When a question was asked that has expired by now."""
+        return None if self._approval_timeout is None else self._clock() - self._approval_timeout

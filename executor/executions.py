@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import base64
 import hashlib
+import json
 import secrets
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Self
+from weakref import WeakValueDictionary
 
 from executor.engine import Engine
 from executor.errors import (
@@ -71,7 +73,8 @@ class Executions:
 
     Raises only `LoopwrightError`s: `NotFound` for an unknown id and for another owner's alike.
     `closing` is set when the process begins to stop: nothing new is taken, and a door must not read a
-    cancelled handler as its caller's wish.
+    cancelled handler as its caller's wish. What runs may still come to its end, in front of its readers, until
+    `closed` is set: then whoever still reads is told and sent away.
     """
 
     def __init__(
@@ -86,6 +89,7 @@ class Executions:
         new_id: Callable[[], str] = new_execution_id,
     ) -> None:
         self.closing = asyncio.Event()
+        self.closed = asyncio.Event()
         self._log = log
         self._engine = engine
         self._toolbox = toolbox
@@ -94,9 +98,11 @@ class Executions:
         self._clock = clock
         self._new_id = new_id
         self._creating: set[asyncio.Task[Started]] = set()
+        self._by_key: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
 
     async def __aenter__(self) -> Self:
-        self.closing.clear()
+        # New ones: an app that starts again may do so in another event loop, and an event belongs to one.
+        self.closing, self.closed = asyncio.Event(), asyncio.Event()
         await self._log.open()
         await self._engine.open()
         return self
@@ -117,6 +123,7 @@ class Executions:
         """Stop, after at most `grace` seconds for what runs. What is unfinished goes on at the next start."""
         try:
             await self.drain(grace)
+            self.closed.set()
             await self._engine.close()
         finally:
             await self._log.close()
@@ -126,12 +133,28 @@ class Executions:
     ) -> Started:
         """Accept a task: durable on return, and driven from here on.
 
-        Raises `InvalidRequest`, `ModelNotAllowed`, `SessionBusy`, `IdempotencyMismatch`, `Overloaded`,
+        A repeat under the same idempotency key gives the execution that there is, whatever this process would
+        say to a new one. Raises `InvalidRequest`, `ModelNotAllowed`, `SessionBusy`, `IdempotencyMismatch`, `Overloaded`,
         `Stopping`.
         """
         if self.closing.is_set():
             raise Stopping
+        if idempotency_key is None:
+            return await self._start(request, owner)
+        # One after the other, so that a repeat finds what the first one made before it asks for room.
+        async with self._by_key.setdefault((owner, idempotency_key), asyncio.Lock()):
+            request_hash = _hash(request)
+            known = await self._log.with_key(owner, idempotency_key, request_hash)
+            if known is not None:
+                return Started(execution=known, fresh=False)
+            return await self._start(request, owner, idempotency_key, request_hash)
+
+    async def _start(
+        self, request: TaskRequest, owner: str, idempotency_key: str | None = None, request_hash: str = ""
+    ) -> Started:
         request = await self._checked(request)
+        if self.closing.is_set():  # it began meanwhile
+            raise Stopping
         self._engine.admit(len(self._creating))
         execution = Execution(
             execution_id=self._new_id(),
@@ -146,7 +169,7 @@ class Executions:
             profile=self._engine.profile,
             driver=self._engine.driver,
             idempotency_key=idempotency_key,
-            request_hash=hashlib.sha256(request.model_dump_json().encode()).hexdigest(),
+            request_hash=request_hash,
         )
         # A caller that leaves now must not leave behind an execution that is ours and that nobody drives.
         creating = asyncio.create_task(self._create(new))
@@ -216,12 +239,13 @@ class Executions:
     async def page(
         self, execution_id: str, *, owner: str = LOCAL, after: int = 0, limit: int | None = None
     ) -> tuple[Execution, Sequence[Entry]]:
-        """The events after `after` that are there now, and the execution. Raises `BeyondTheLog`."""
-        entries = await self._log.read(execution_id, after=after, limit=limit, owner=owner)
+        """The execution, and its events after `after` up to that moment. Raises `BeyondTheLog`."""
         execution = (await self._log.get(execution_id, owner=owner)).execution
         if after > execution.last_seq:
             raise BeyondTheLog(execution.last_seq)
-        return execution, entries
+        # In this order, and no more than that: who reads that it ended has its final event as well.
+        entries = await self._log.read(execution_id, after=after, limit=limit, owner=owner)
+        return execution, entries[: execution.last_seq - after]
 
     def events(self, execution_id: str, *, owner: str = LOCAL, after: int = 0) -> AsyncGenerator[Entry]:
         """The events after `after`, then live ones as they come, up to the final one."""
@@ -280,3 +304,12 @@ class Executions:
     async def settled(self, execution_id: str) -> None:
         """Return when this process does not drive the execution (any more)."""
         await self._engine.idle(execution_id)
+
+
+def _hash(request: TaskRequest) -> str:
+    """What equal bodies have in common: the order of keys is no difference, nor is a default spelled out,
+    and the operator's default model is not a part of them."""
+    body = request.model_dump(mode="json")
+    if "model" not in request.model_fields_set:
+        body["model"] = None
+    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()

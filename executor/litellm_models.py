@@ -94,6 +94,7 @@ def litellm_voice(litellm: ModuleType, name: str) -> Voice:
         name=name,
         model=OpenAIChatModel(name, provider=provider),
         price=lambda response: cost(litellm, name, response),
+        max_output_tokens=max_output_tokens(litellm, name),
         cure=lambda error: better_said(litellm, name, error),
         close=client.close,
     )
@@ -191,6 +192,15 @@ def priced_as(litellm: ModuleType, name: str) -> str | None:
         entry = litellm.model_cost.get(candidate) if candidate else None
         if entry is not None and {"input_cost_per_token", "output_cost_per_token"} <= entry.keys():
             return candidate
+    return None
+
+
+def max_output_tokens(litellm: ModuleType, name: str) -> int | None:
+    """The most that the model can write, if the price list says so."""
+    for candidate in (name, name.partition("/")[2]):
+        entry = litellm.model_cost.get(candidate) if candidate else None
+        if entry is not None and isinstance(most := entry.get("max_output_tokens"), int):
+            return most
     return None
 
 

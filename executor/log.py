@@ -110,6 +110,13 @@ class EventLog(Protocol):
         """
         ...
 
+    async def with_key(self, owner: str, idempotency_key: str, request_hash: str) -> Execution | None:
+        """The owner's execution that was made with this key; None: the key is new.
+
+        Raises `IdempotencyMismatch` when it was made from another request.
+        """
+        ...
+
     async def append(
         self,
         execution_id: str,
@@ -155,11 +162,18 @@ class EventLog(Protocol):
         ...
 
     async def claim(
-        self, driver: str, *, profile: str, execution_id: str | None = None, limit: int = 100
+        self,
+        driver: str,
+        *,
+        profile: str,
+        execution_id: str | None = None,
+        asked_before: float | None = None,
+        limit: int = 100,
     ) -> Sequence[Lease]:
         """Take over executions that are `working`, of this profile and a known format, and driven by nobody
         alive: no driver, a dead process, or one whose heartbeat stopped. Never what `driver` holds itself.
-        With `execution_id`: only that one."""
+        With `execution_id`: only that one. With `asked_before` (Unix seconds) also those that are
+        `input_required` whose questions are not younger than that."""
         ...
 
     async def heartbeat(self, driver: str) -> None:

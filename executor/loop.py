@@ -9,21 +9,22 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self, assert_never
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, assert_never
 
 from executor.engine import HEARTBEAT, MAX_QUEUED, MAX_RUNNING, SCAN, LocalEngine
-from executor.executions import LOCAL, Executions, Policy
+from executor.executions import LOCAL, Executions, Policy, Started
 from executor.frames import RETRY_FRAME, sse_frame
 from executor.journal import Clock, Journal
 from executor.log import Entry, EventLog, Lease
 from executor.memory_log import InMemoryLog
-from executor.outcomes import Broken, Done, Run, Stop, TakenOver, Think, Wait
-from executor.providers import Providers
+from executor.outcomes import Broken, Decided, Done, Run, Stop, TakenOver, Think, Wait
+from executor.providers import Providers, model_of
 from executor.registry import Registered, RegistryTools
 from executor.schema import AgenticStepEvent, ExecutionHistory, TaskRequest
+from executor.state import State
 from executor.think import Thinker
 from executor.tools import TOOL_TIMEOUT, Toolbox
 from executor.work import Work
@@ -31,6 +32,11 @@ from executor.worker import Habits, Mind, Transient, Worker
 
 if TYPE_CHECKING:
     from pydantic_ai import Agent
+
+T = TypeVar("T")
+
+LAST_WORDS: Final = 1.0
+"""Seconds that a closing executor gives to runs whose callers have just left."""
 
 
 class Loop:
@@ -46,10 +52,12 @@ class Loop:
         tool_timeout: float = TOOL_TIMEOUT,
         transient: Transient | None = None,
         partial_answer: bool = True,
+        approval_timeout: float | None = None,
     ) -> None:
         self._log = log
         self._mind = mind
         self._clock = clock
+        self._approval_timeout = approval_timeout
         self._habits = Habits(clock=clock, jitter=jitter, tool_timeout=tool_timeout, transient=transient)
         self._partial_answer = partial_answer
 
@@ -59,7 +67,8 @@ class Loop:
         async with Work(watch) as work:
             journal = await self._journal(lease)
             worker = Worker(self._log, self._mind, journal, self._habits)
-            await journal.record(TakenOver(), now=self._clock())
+            now = self._clock()
+            await journal.record(TakenOver(), *self._overdue(journal.state, now), now=now)
             while True:
                 state = journal.state
                 match state.next():
@@ -76,13 +85,23 @@ class Loop:
                     case unexpected:
                         assert_never(unexpected)
                 deadline = state.deadline
-                outcomes = await work.outcomes(until=deadline, clock=self._clock)
+                outcomes = await work.outcomes(until=self._next_look(state), clock=self._clock)
                 if work.log_grew(state.seq):
                     await journal.catch_up()
                 now = self._clock()
                 if isinstance(journal.state.next(), Stop) or (deadline is not None and now >= deadline):
                     await work.stop_thinking()  # the final event must find nothing running
-                await journal.record(*outcomes, now=now)
+                await journal.record(*outcomes, *self._overdue(journal.state, now), now=now)
+
+    def _next_look(self, state: State) -> float | None:
+        """When something is due that nobody does: the run's deadline, or the end of a question."""
+        asked, timeout = state.asked_since, self._approval_timeout
+        expiry = None if asked is None or timeout is None else asked + timeout
+        return min((time for time in (state.deadline, expiry) if time is not None), default=None)
+
+    def _overdue(self, state: State, now: float) -> Sequence[Decided]:
+        """What nobody decided in time."""
+        return [] if self._approval_timeout is None else state.overdue(now - self._approval_timeout)
 
     async def break_off(self, lease: Lease, reason: str) -> None:
         """End a run that cannot be driven (`internal_error`). `reason` is fit for clients."""
@@ -101,10 +120,12 @@ class AgenticLoopExecutor:
 
     `tool_registry` (name → async or plain callable, or `Tool`), `tool_schemas` (OpenAI function definitions)
     and `system_prompt` are plain attributes, read at each use: assign to swap a backend. `model` is what a
-    request that names none gets; `agent`, your own Pydantic AI agent, then takes the turns. `log` is in
+    request that names none gets; `agent`, your own Pydantic AI agent (with `deps`), then takes the turns: its
+    instructions, capabilities, settings and its model, if it has one, are kept; tools are those given here. `log` is in
     memory unless given; with a durable one, unfinished runs of the same `name` go on at the next start
     (of one that does `take_over`). `heartbeat`, `scan`: seconds, see engine.py.
-    `tools`: more tools, from anywhere. Use it as it is, or `async with` it to end what it runs.
+    `tools`: more tools, from anywhere. `approval_timeout`: seconds after which a question that nobody answered
+    has expired; None: never. Use it as it is, or `async with` it to end what it runs.
     """
 
     def __init__(
@@ -116,11 +137,13 @@ class AgenticLoopExecutor:
         name: str = "default",
         model: str | None = None,
         agent: Agent[Any, Any] | None = None,
+        deps: Any = None,
         log: EventLog | None = None,
         tools: Toolbox | None = None,
         providers: Providers | None = None,
         policy: Policy | None = None,
         tool_timeout: float = TOOL_TIMEOUT,
+        approval_timeout: float | None = None,
         partial_answer: bool = True,
         max_running: int = MAX_RUNNING,
         max_queued: int = MAX_QUEUED,
@@ -134,11 +157,18 @@ class AgenticLoopExecutor:
         self.tool_schemas = tool_schemas
         self.system_prompt = system_prompt
         self.agent = agent
+        self.deps = deps
         self.toolbox: Toolbox = RegistryTools(self, beside=tools)
         self._providers = providers or Providers()
         store = InMemoryLog() if log is None else log
         driver = Loop(
-            store, self, clock=clock, jitter=jitter, tool_timeout=tool_timeout, partial_answer=partial_answer
+            store,
+            self,
+            clock=clock,
+            jitter=jitter,
+            tool_timeout=tool_timeout,
+            partial_answer=partial_answer,
+            approval_timeout=approval_timeout,
         )
         engine = LocalEngine(
             store,
@@ -146,6 +176,8 @@ class AgenticLoopExecutor:
             profile=name,
             recover=log is not None,
             take_over=take_over,
+            approval_timeout=approval_timeout,
+            clock=clock,
             heartbeat=heartbeat,
             scan=scan,
             max_running=max_running,
@@ -156,16 +188,23 @@ class AgenticLoopExecutor:
             engine,
             toolbox=lambda: self.toolbox,
             policy=policy
-            or Policy(default_model=model, models=("*", "scripted:*"), priced=self._providers.price_known),
+            or Policy(
+                default_model=model or model_of(agent), models=("*", "scripted:*"), priced=self.price_known
+            ),
             partial_answer=partial_answer,
             clock=clock,
         )
         self._opening: asyncio.Lock = asyncio.Lock()
         self._open = False
+        self._tasks: set[asyncio.Task[Any]] = set()
 
     def thinker(self, model: str) -> Thinker:
         """Who answers for this model: the caller's own agent, if there is one."""
-        return self._providers.thinker_for(model, agent=self.agent)
+        return self._providers.thinker_for(model, agent=self.agent, deps=self.deps)
+
+    async def price_known(self, model: str) -> bool:
+        """Whether a money budget can be kept with this model (or with the agent's own)."""
+        return await self._providers.price_known(model, agent=self.agent)
 
     async def __aenter__(self) -> Self:
         await self.open()
@@ -186,7 +225,10 @@ class AgenticLoopExecutor:
         async with self._opening:
             if self._open:
                 self._open = False
+                if self._tasks:  # callers that have just left: that they did is still put on record
+                    await asyncio.wait(self._tasks, timeout=LAST_WORDS)
                 await self.executions.close(grace=grace)
+                await asyncio.gather(*self._tasks, return_exceptions=True)
                 await self._providers.aclose()
 
     async def execute(
@@ -214,19 +256,36 @@ class AgenticLoopExecutor:
 
     async def _entries(self, request: TaskRequest, *, owner: str, detach: bool) -> AsyncGenerator[Entry]:
         await self.open()
-        started = await self.executions.start(request, owner=owner)
-        execution_id = started.execution.execution_id
+        starting = self._task(self.executions.start(request, owner=owner))
         ended = False
         try:
+            execution_id = (await asyncio.shield(starting)).execution.execution_id
             async with aclosing(self.executions.events(execution_id, owner=owner)) as entries:
                 async for entry in entries:
                     ended = entry.is_final
                     yield entry
         finally:
-            if not (ended or detach or self.executions.closing.is_set()):
-                await self.executions.cancel(execution_id, owner=owner, reason="the caller left")
             if ended or not detach:
-                await self.executions.settled(execution_id)
+                # A task of its own: a caller that was cancelled may be so again at its every await, as anyio's
+                # scopes do (and with them Starlette's and sse-starlette's responses when their client has left).
+                await asyncio.shield(self._task(self._leave(starting, owner=owner, ended=ended)))
+
+    async def _leave(self, starting: asyncio.Task[Started], *, owner: str, ended: bool) -> None:
+        """End the run that was begun, if it has not, and return when nothing drives it."""
+        await asyncio.wait({starting})
+        if starting.cancelled() or starting.exception() is not None:
+            return  # there is none
+        execution_id = starting.result().execution.execution_id
+        if not (ended or self.executions.closing.is_set()):
+            await self.executions.cancel(execution_id, owner=owner, reason="the caller left")
+        await self.executions.settled(execution_id)
+
+    def _task(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """A task that outlives who asked for it, up to `close`."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
 
     async def history(self, execution_id: str, *, owner: str = LOCAL) -> ExecutionHistory:
         """What the history route gives: the execution, its steps and its `tool_history`."""

@@ -70,9 +70,8 @@ class InMemoryLog:
 
     async def create(self, new: NewExecution) -> Created:
         await asyncio.sleep(0)  # like a real store, let others run; what follows is one step for them
-        known = None if new.idempotency_key is None else self._keys.get((new.owner, new.idempotency_key))
-        if known is not None:
-            return self._same(self._stored[known], new)
+        if known := self._by_key(new.owner, new.idempotency_key, new.request_hash):
+            return Created(execution=known, fresh=False)
         previous = self._session(new)
         self._created += 1
         execution_id = new.execution.execution_id
@@ -85,10 +84,18 @@ class InMemoryLog:
         lease = Lease(execution_id=execution_id, driver=new.driver, epoch=1) if new.driver else None
         return Created(execution=new.execution, fresh=True, lease=lease)
 
-    def _same(self, stored: _Stored, new: NewExecution) -> Created:
-        if stored.new.request_hash != new.request_hash:
+    async def with_key(self, owner: str, idempotency_key: str, request_hash: str) -> Execution | None:
+        await asyncio.sleep(0)
+        return self._by_key(owner, idempotency_key, request_hash)
+
+    def _by_key(self, owner: str, idempotency_key: str | None, request_hash: str) -> Execution | None:
+        known = None if idempotency_key is None else self._keys.get((owner, idempotency_key))
+        if known is None:
+            return None
+        stored = self._stored[known]
+        if stored.new.request_hash != request_hash:
             raise IdempotencyMismatch
-        return Created(execution=stored.execution, fresh=False)
+        return stored.execution
 
     def _session(self, new: NewExecution) -> str | None:
         """The session's last execution. Raises `SessionBusy` while it is unfinished."""
@@ -161,7 +168,13 @@ class InMemoryLog:
         return self._feed.watch(execution_id)
 
     async def claim(
-        self, driver: str, *, profile: str, execution_id: str | None = None, limit: int = 100
+        self,
+        driver: str,
+        *,
+        profile: str,
+        execution_id: str | None = None,
+        asked_before: float | None = None,
+        limit: int = 100,
     ) -> Sequence[Lease]:
         await asyncio.sleep(0)
         now = self._clock()
@@ -169,7 +182,7 @@ class InMemoryLog:
         free = [
             stored
             for stored in self._stored.values()
-            if stored.execution.status == "working"
+            if (stored.execution.status == "working" or _overdue(stored.execution, asked_before))
             and stored.new.profile == profile
             and stored.driver not in alive
             and execution_id in (None, stored.execution.execution_id)
@@ -240,3 +253,10 @@ class InMemoryLog:
             if other.previous == execution_id:
                 other.previous = stored.previous
         self._feed.changed([execution_id])
+
+
+def _overdue(execution: Execution, asked_before: float | None) -> bool:
+    """Whether it waits for an answer to questions that are not younger than `asked_before`."""
+    if asked_before is None or execution.status != "input_required":
+        return False
+    return min(pending.asked_at for pending in execution.pending_approvals) <= asked_before

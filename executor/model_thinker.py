@@ -34,10 +34,14 @@ from pydantic_core import SchemaValidator, core_schema
 
 from executor.answers import thought
 from executor.conversation import Conversation, tool_definitions
+from executor.estimates import measured
 from executor.failures import failure, silence, too_slow
 from executor.outcomes import Thought
 from executor.output_tool import OutputTool, output_tool
 from executor.think import Ask, ModelFailure, Transient
+
+SAFE_OUTPUT_TOKENS = 16_384
+"""An output limit that any current model takes. A larger one is set only where the model's own is known."""
 
 Price = Callable[[ModelResponse], float | None]
 """What an answer cost in US dollars; None when no price is known."""
@@ -47,13 +51,14 @@ Price = Callable[[ModelResponse], float | None]
 class Voice:
     """A model ready to be asked.
 
-    `settings` go with every request; `cure` may say better than the error itself why one failed; `close` lets
+    `max_output_tokens`: the most that it can write, if that is known. `settings` go with every request; `cure` may say better than the error itself why one failed; `close` lets
     go of what was opened for it.
     """
 
     name: str
     model: Model[Any]
     price: Price
+    max_output_tokens: int | None = None
     settings: ModelSettings = field(default_factory=ModelSettings)
     cure: Callable[[Exception], ModelFailure | None] = lambda error: None
     close: Callable[[], Awaitable[object]] | None = None
@@ -71,10 +76,13 @@ class Limits:
 class ModelThinker:
     """Asks one model, turn by turn, for one drive."""
 
-    def __init__(self, voice: Voice, limits: Limits, agent: Agent[Any, Any] | None = None) -> None:
+    def __init__(
+        self, voice: Voice, limits: Limits, agent: Agent[Any, Any] | None = None, deps: Any = None
+    ) -> None:
         self._voice = voice
         self._limits = limits
         self._agent = agent
+        self._deps = deps
         self._conversation = Conversation()
         self._output: OutputTool | None = None
 
@@ -87,8 +95,8 @@ class ModelThinker:
             settings=self._settings(ask, tools=bool(ask.tools) or output is not None),
             transient=transient,
         )
-        response = await self._answer(request)
-        return thought(response, ask, output, self._voice.price(response))
+        response, estimated = measured(await self._answer(request), request.messages, request.tools)
+        return thought(response, ask, output, self._voice.price(response), estimated=estimated)
 
     def _output_tool(self, ask: Ask) -> OutputTool | None:
         """The output tool of this run; made once, since its validator is compiled from the schema."""
@@ -103,9 +111,17 @@ class ModelThinker:
         settings["timeout"] = self._limits.timeout
         if tools:
             settings["tool_choice"] = "none" if ask.closing else "auto"
-        if ask.max_output_tokens is not None:
-            settings["max_tokens"] = ask.max_output_tokens
+        if (most := self._most_output(ask.max_output_tokens)) is not None:
+            settings["max_tokens"] = most
         return settings
+
+    def _most_output(self, left: int | None) -> int | None:
+        """The limit for this answer, when that many tokens are left of a budget. Providers refuse one that is
+        above what their model can write at all."""
+        known = self._voice.max_output_tokens
+        if left is None or (known is None and left > SAFE_OUTPUT_TOKENS):
+            return None
+        return left if known is None else min(left, known)
 
     async def _answer(self, request: _Request) -> ModelResponse:
         ask = self._by_agent if self._agent is not None else self._directly
@@ -165,6 +181,7 @@ class ModelThinker:
             async with agent.iter(
                 message_history=request.messages,
                 model=agent.model or self._voice.model,
+                deps=self._deps,
                 output_type=[str, DeferredToolRequests],
                 model_settings=request.settings,
                 usage_limits=UsageLimits(request_limit=None),

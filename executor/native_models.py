@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
-from genai_prices import Usage, calc_price
+from genai_prices import calc_price
 from pydantic_ai import Agent
 from pydantic_ai.exceptions import UserError
 from pydantic_ai.messages import ModelResponse
 from pydantic_ai.models import Model, infer_model
 from pydantic_ai.providers import Provider, infer_provider_class
 from pydantic_ai.settings import ModelSettings
+from pydantic_ai.usage import RequestUsage
 
 from executor.http_clients import roomy_client
 from executor.model_thinker import Voice
@@ -31,10 +33,10 @@ def native_voice(name: str) -> Voice:
     """The model of this name. Raises `ModelFailure` when name, key or package is wanting. For a thread."""
     if name.startswith(_OPENAI_CHAT):
         model = openai_chat_model(name.removeprefix(_OPENAI_CHAT))
-        return Voice(name=name, model=model, price=cost, close=model.client.close)
+        return Voice(name=name, model=model, price=partial(cost, name), close=model.client.close)
     try:
         reached, close = _reached(name)
-        return Voice(name=name, model=reached, close=close, price=cost, settings=NO_RETRIES)
+        return Voice(name=name, model=reached, close=close, price=partial(cost, name), settings=NO_RETRIES)
     except UserError as error:
         raise ModelFailure(_refusal(name, str(error))) from None
     except ImportError as error:
@@ -58,7 +60,19 @@ def own_voice(agent: Agent[Any, Any]) -> Voice:
     """The model that a caller's agent brings along; opening and closing it is the caller's."""
     assert agent.model is not None
     model: Model[Any] = infer_model(agent.model)
-    return Voice(name=model.model_name, model=model, price=cost, settings=NO_RETRIES)
+    name = full_name(model)
+    return Voice(name=model.model_name, model=model, price=partial(cost, name), settings=NO_RETRIES)
+
+
+def own_price_known(agent: Agent[Any, Any]) -> bool:
+    """Whether the model that a caller's agent brings along has a known price."""
+    assert agent.model is not None
+    return price_known(full_name(infer_model(agent.model)))
+
+
+def full_name(model: Model[Any]) -> str:
+    """The model's `provider:model`."""
+    return f"{model.system}:{model.model_name}"
 
 
 def _refusal(name: str, reason: str) -> str:
@@ -70,21 +84,28 @@ def _refusal(name: str, reason: str) -> str:
     return safe_line(f"{name}: {reason}")
 
 
-def cost(response: ModelResponse) -> float | None:
-    """US dollars for one answer; None when the model has no known price."""
-    if response.model_name is None:
-        return None
-    try:
-        return float(response.cost().total_price)
-    except (LookupError, ValueError):
-        return None
+def cost(name: str, response: ModelResponse) -> float | None:
+    """US dollars for one answer; None when no price is known.
+
+    The answer says which model it was in the end; one that says nothing of use costs what the model that was
+    asked for costs: a money budget must not stand still.
+    """
+    if response.model_name is not None:
+        try:
+            return float(response.cost().total_price)
+        except (LookupError, ValueError):
+            pass  # a name that the price list does not have
+    return _price(name, response.usage)
 
 
 def price_known(name: str) -> bool:
     """Whether the model has a known price."""
+    return _price(name, RequestUsage(input_tokens=1, output_tokens=1)) is not None
+
+
+def _price(name: str, usage: RequestUsage) -> float | None:
     provider, _, model = name.partition(":")
     try:
-        calc_price(Usage(input_tokens=1, output_tokens=1), model, provider_id=provider.removesuffix("-chat"))
+        return float(calc_price(usage, model, provider_id=provider.removesuffix("-chat")).total_price)
     except LookupError:
-        return False
-    return True
+        return None

@@ -80,7 +80,7 @@ class Thought:
 
     `message` is the model's whole answer as JSON, opaque to the fold. `bad` says why the answer cannot be
     used (it is what the model is told), `bad_kind` of which kind that is. `output` is set (and `text` its
-    JSON) when an `output_schema` was met. `tools`: the names that were offered.
+    JSON) when an `output_schema` was met. `estimated`: the provider did not count its tokens. `tools`: the names that were offered.
     """
 
     text: str = ""
@@ -90,6 +90,7 @@ class Thought:
     input_tokens: int = 0
     output_tokens: int = 0
     cost_usd: float | None = None
+    estimated: bool = False
     bad: str | None = None
     bad_kind: str | None = None  # "empty" | "cut" | "invalid_output"
     output: Json = None

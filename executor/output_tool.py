@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from jsonschema import Draft202012Validator
+from referencing import Registry
+from referencing.exceptions import Unresolvable
 
 OUTPUT_TOOL = "final_result"
 _WRAPPED = "result"
@@ -23,7 +25,9 @@ class OutputTool:
     validator: Draft202012Validator = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "validator", Draft202012Validator(self.schema))
+        # an empty registry: nothing is ever fetched
+        validator = Draft202012Validator(self.schema, registry=Registry[Any]())
+        object.__setattr__(self, "validator", validator)
 
     @property
     def description(self) -> str:
@@ -46,7 +50,12 @@ class OutputTool:
 
     def complaints(self, value: Any) -> list[str]:
         """What is wrong with an answer, one line each (at most five); empty when it meets the schema."""
-        errors = sorted(self.validator.iter_errors(value), key=lambda error: error.json_path)
+        try:
+            errors = sorted(self.validator.iter_errors(value), key=lambda error: error.json_path)
+        except (RecursionError, Unresolvable):
+            return [
+                "The schema cannot be applied: it points in circles or to nothing, or the answer is too deep"
+            ]
         return [
             f"{error.json_path}: {error.message}"[:_COMPLAINT_CHARACTERS] for error in errors[:_COMPLAINTS]
         ]

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from executor.outcomes import Thought
-from executor.scripted import ScriptedThinker
+from executor.scripted import ScriptedThinker, states_costs
 from executor.think import Ask, Thinker, Transient
 
 if TYPE_CHECKING:
@@ -36,6 +36,12 @@ STREAM_SILENCE = 60.0
 Route: TypeAlias = Literal["litellm", "native", "scripted"]
 
 _SCRIPTED = "scripted:"
+
+
+def model_of(agent: Agent[Any, Any] | None) -> str | None:
+    """The name of the model that a caller's agent brings along, as `provider:model`; None: it brings none."""
+    model = None if agent is None else agent.model
+    return model if model is None or isinstance(model, str) else f"{model.system}:{model.model_name}"
 
 
 def route(name: str) -> Route:
@@ -82,10 +88,11 @@ class Providers:
         request_model: str,
         *,
         agent: Agent[Any, Any] | None = None,
+        deps: Any = None,
         timeout: float | None = None,
         streaming: bool | None = None,
     ) -> Thinker:
-        """The same, with other settings than this object's for this drive."""
+        """The same, with other settings than this object's for this drive; `deps` are the agent's."""
         if agent is None:
             agent = self._agent
         if route(request_model) == "scripted" and (agent is None or agent.model is None):
@@ -94,16 +101,21 @@ class Providers:
             self,
             request_model,
             agent,
+            deps,
             timeout=self._timeout if timeout is None else timeout,
             silence=self._silence,
             streaming=self._streaming if streaming is None else streaming,
         )
 
-    async def price_known(self, model: str) -> bool:
-        """Whether answers of this model have a price; without one a money budget can't be kept."""
+    async def price_known(self, model: str, *, agent: Agent[Any, Any] | None = None) -> bool:
+        """Whether answers of this model (or of the agent's own) have a price; without one a money budget can't be
+        kept. A script's answers have one when it states any."""
+        agent = agent or self._agent
+        if agent is not None and agent.model is not None:
+            return await asyncio.to_thread(_own_price_known, agent)
         match route(model):
             case "scripted":
-                return True
+                return await asyncio.to_thread(states_costs, Path(model.removeprefix(_SCRIPTED)))
             case "litellm":
                 litellm = await self._load_litellm()
                 from executor.litellm_models import priced_as
@@ -149,10 +161,13 @@ class Providers:
 class _LazyThinker:
     """Makes its model when it is first asked, so that naming one costs nothing and never fails."""
 
-    def __init__(self, providers: Providers, name: str, agent: Agent[Any, Any] | None, **limits: Any) -> None:
+    def __init__(
+        self, providers: Providers, name: str, agent: Agent[Any, Any] | None, deps: Any, **limits: Any
+    ) -> None:
         self._providers = providers
         self._name = name
         self._agent = agent
+        self._deps = deps
         self._limits = limits
         self._thinker: Thinker | None = None
 
@@ -168,7 +183,7 @@ class _LazyThinker:
             voice = await self._providers.voice(self._name)
         from executor.model_thinker import Limits, ModelThinker
 
-        return ModelThinker(voice, Limits(**self._limits), self._agent)
+        return ModelThinker(voice, Limits(**self._limits), self._agent, self._deps)
 
 
 # ── in a thread: each of these imports for seconds the first time ────────────────────────────────────
@@ -196,6 +211,12 @@ def _own_voice(agent: Agent[Any, Any]) -> Voice:
     from executor.native_models import own_voice
 
     return own_voice(agent)
+
+
+def _own_price_known(agent: Agent[Any, Any]) -> bool:
+    from executor.native_models import own_price_known
+
+    return own_price_known(agent)
 
 
 def _native_price_known(name: str) -> bool:

@@ -377,6 +377,8 @@ def call_sentence(call: Call, limit: int = 500) -> str:
 def turn_json(thought: Thought, *, closing: bool, first: bool) -> dict[str, Json]:
     """What a replay needs of a turn; what is false or empty is left out."""
     usage = [thought.input_tokens, thought.output_tokens, thought.cost_usd]
+    if thought.estimated:
+        usage.append(True)
     private: dict[str, Json] = {"message": thought.message, "usage": usage}
     runs = not closing and thought.bad is None  # only then its calls are calls
     optional: dict[str, Json] = {
@@ -405,7 +407,7 @@ def _call_json(call: Call) -> dict[str, Json]:
 
 def plus(usage: Usage, used: Sequence[Json]) -> Usage:
     """The usage after one more answered request. Its cost is None when no price is known."""
-    input_tokens, output_tokens, cost = used
+    input_tokens, output_tokens, cost, *estimated = used
     total = usage.cost_usd if cost is None else (usage.cost_usd or Decimal(0)) + Decimal(str(cost))
     return usage.model_copy(
         update={
@@ -413,5 +415,6 @@ def plus(usage: Usage, used: Sequence[Json]) -> Usage:
             "output_tokens": usage.output_tokens + output_tokens,
             "requests": usage.requests + 1,
             "cost_usd": total,
+            "estimated": usage.estimated or any(estimated),
         }
     )

@@ -148,6 +148,26 @@ def check_output_schema(schema: dict[str, Any]) -> None:
         Draft202012Validator.check_schema(schema)
     except SchemaError as error:
         raise ValueError(f"not a JSON Schema: {error.message}") from None
+    except RecursionError:
+        raise ValueError("the schema goes too deep") from None
+    _check_refs(schema)
+
+
+def _check_refs(schema: dict[str, Any]) -> None:
+    """What points nowhere would only show when the model's answer is looked at."""
+    from referencing import Registry
+    from referencing.exceptions import Unresolvable
+    from referencing.jsonschema import DRAFT202012
+
+    if json.dumps(schema).count('"$id"') > ("$id" in schema):
+        return  # a part with a base of its own: looked at when it is used
+    resource = DRAFT202012.create_resource(schema)
+    resolver = Registry[Any]().with_resource("", resource).resolver_with_root(resource)
+    for ref in _refs(schema):
+        try:
+            resolver.lookup(ref)
+        except Unresolvable:
+            raise ValueError(f"$ref {ref!r} points to nothing in the schema") from None
 
 
 def _refs(node: object) -> list[str]:
@@ -216,6 +236,11 @@ class Usage(Model):
     requests: int = Field(default=0, ge=0, description="Model requests that were answered.")
     tool_calls: int = Field(default=0, ge=0, description="Tool calls that were started.")
     cost_usd: Money | None = Field(default=None, description="US dollars; null when no price is known.")
+    estimated: bool = Field(
+        default=False,
+        exclude_if=lambda value: not value,
+        description="True, and only then there, when a provider did not count and tokens are estimated.",
+    )
 
 
 class AgenticStepEvent(Model):

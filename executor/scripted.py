@@ -78,7 +78,7 @@ class ScriptedUsage(_Part):
 
     input_tokens: int = Field(default=0, ge=0)
     output_tokens: int = Field(default=0, ge=0)
-    cost_usd: float = Field(default=0.0, ge=0)
+    cost_usd: float | None = Field(default=None, ge=0)
 
 
 class ScriptedTurn(_Part):
@@ -138,6 +138,15 @@ def read_script(path: Path) -> Script:
         raise ModelFailure(f"scripted:{path}: no YAML: {_where(error)}") from None
     except ValidationError as error:
         raise ModelFailure(f"scripted:{path}: {'; '.join(_faults(error))}") from None
+
+
+def states_costs(path: Path) -> bool:
+    """Whether any answer of the script in this file says what it costs. For a thread."""
+    try:
+        script = read_script(path)
+    except ModelFailure:
+        return False
+    return any(turn.usage.cost_usd is not None for turn in (*script.turns, script.closing))
 
 
 def _where(error: yaml.YAMLError) -> str:

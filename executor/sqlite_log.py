@@ -137,6 +137,11 @@ class SqliteLog:
         snapshot, request = rows.snapshot_json(new.execution), rows.request_json(new.execution)
         return await self._write(lambda connection: rows.create(connection, new, snapshot, request))
 
+    async def with_key(self, owner: str, idempotency_key: str, request_hash: str) -> Execution | None:
+        return await self._read(
+            lambda connection: rows.with_key(connection, owner, idempotency_key, request_hash)
+        )
+
     async def append(
         self,
         execution_id: str,
@@ -213,13 +218,19 @@ class SqliteLog:
     # ── who drives ───────────────────────────────────────────────────────────────────────────────────
 
     async def claim(
-        self, driver: str, *, profile: str, execution_id: str | None = None, limit: int = 100
+        self,
+        driver: str,
+        *,
+        profile: str,
+        execution_id: str | None = None,
+        asked_before: float | None = None,
+        limit: int = 100,
     ) -> Sequence[Lease]:
         self._drivers.add(driver)
 
         def work(connection: sqlite3.Connection) -> Sequence[Lease]:
             living = self._liveness.living(connection) | {driver}
-            return rows.claim(connection, driver, living, profile, execution_id, limit)
+            return rows.claim(connection, driver, living, profile, execution_id, asked_before, limit)
 
         return await self._write(work)
 

@@ -19,6 +19,13 @@ from executor.schema import Execution
 
 UNFINISHED = "('working', 'input_required')"
 
+_WORKING = "status = 'working'"
+# Questions of a turn are all asked at once: the first is as old as any.
+_OVERDUE = (
+    "status = 'input_required'"
+    " AND json_extract(CAST(snapshot AS TEXT), '$.pending_approvals[0].asked_at') <= :asked_before"
+)
+
 
 # ── an Execution, in two parts ───────────────────────────────────────────────────────────────────────
 
@@ -41,8 +48,8 @@ def _execution(snapshot: bytes, request: bytes) -> Execution:
 
 def create(connection: sqlite3.Connection, new: NewExecution, snapshot: bytes, request: bytes) -> Created:
     """Insert an execution; the key is looked at first, then the session."""
-    if existing := _by_key(connection, new):
-        return existing
+    if existing := with_key(connection, new.owner, new.idempotency_key, new.request_hash):
+        return Created(execution=existing, fresh=False)
     execution = new.execution
     previous = _previous(connection, new)
     epoch = 0 if new.driver is None else 1
@@ -74,20 +81,23 @@ def create(connection: sqlite3.Connection, new: NewExecution, snapshot: bytes, r
     return Created(execution=execution, fresh=True, lease=lease)
 
 
-def _by_key(connection: sqlite3.Connection, new: NewExecution) -> Created | None:
-    if new.idempotency_key is None:
+def with_key(
+    connection: sqlite3.Connection, owner: str, idempotency_key: str | None, wanted_hash: str
+) -> Execution | None:
+    """The owner's execution of this key. Raises `IdempotencyMismatch` for one of another request."""
+    if idempotency_key is None:
         return None
     found = connection.execute(
         "SELECT request_hash, snapshot, request FROM executions JOIN requests USING (pos)"
         " WHERE owner = ? AND idempotency_key = ?",
-        (new.owner, new.idempotency_key),
+        (owner, idempotency_key),
     ).fetchone()
     if found is None:
         return None
     request_hash, snapshot, request = found
-    if request_hash != new.request_hash:
+    if request_hash != wanted_hash:
         raise IdempotencyMismatch
-    return Created(execution=_execution(snapshot, request), fresh=False)
+    return _execution(snapshot, request)
 
 
 def _previous(connection: sqlite3.Connection, new: NewExecution) -> str | None:
@@ -241,22 +251,26 @@ def claim(
     living: Collection[str],
     profile: str,
     execution_id: str | None,
+    asked_before: float | None,
     limit: int,
 ) -> Sequence[Lease]:
     """Hand to `driver` what none of the `living` drives, oldest first."""
-    free = connection.execute(
-        "SELECT pos, execution_id, epoch + 1, tries + 1 FROM executions"
-        " WHERE status = 'working' AND profile = :profile AND format <= :format"
-        " AND (:id IS NULL OR execution_id = :id)"
-        " AND (driver IS NULL OR driver NOT IN (SELECT value FROM json_each(:living))) ORDER BY pos LIMIT :limit",
-        {
-            "profile": profile,
-            "format": LOG_FORMAT,
-            "id": execution_id,
-            "living": json.dumps(sorted(living)),
-            "limit": limit,
-        },
-    ).fetchall()
+    free: list[tuple[int, str, int, int]] = []
+    for condition in (_WORKING,) if asked_before is None else (_WORKING, _OVERDUE):
+        free += connection.execute(
+            f"SELECT pos, execution_id, epoch + 1, tries + 1 FROM executions WHERE {condition}"
+            " AND profile = :profile AND format <= :format AND (:id IS NULL OR execution_id = :id)"
+            " AND (driver IS NULL OR driver NOT IN (SELECT value FROM json_each(:living)))"
+            " ORDER BY pos LIMIT :limit",
+            {
+                "profile": profile,
+                "format": LOG_FORMAT,
+                "id": execution_id,
+                "asked_before": asked_before,
+                "living": json.dumps(sorted(living)),
+                "limit": limit - len(free),
+            },
+        ).fetchall()
     connection.executemany(
         "UPDATE executions SET driver = ?, epoch = ?, tries = ? WHERE pos = ?",
         [(driver, epoch, tries, pos) for pos, _, epoch, tries in free],

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 
 from executor.outcomes import (
     Call,
+    Decided,
     Done,
     Json,
     Next,
@@ -25,7 +26,7 @@ from executor.outcomes import (
     Wait,
     arguments_sha256,
 )
-from executor.rules import CLOSING_REASONS, LIMITS, Recorder, plus
+from executor.rules import CLOSING_REASONS, LIMITS, Recorder, call_sentence, plus
 from executor.schema import (
     AgenticStepEvent,
     Approval,
@@ -38,6 +39,11 @@ from executor.schema import (
     ToolCallRecord,
     Usage,
 )
+from executor.text import cut
+
+RESULTS_LEFT = 10
+RESULT_LEFT = 1_000
+"""Of a run that outgrew the model's context: how many results its answer holds, and bytes of each."""
 
 
 class State:
@@ -129,6 +135,21 @@ class State:
                 return
             earlier_open = True
 
+    @property
+    def asked_since(self) -> float | None:
+        """Since when (Unix seconds) somebody is asked about a call; None: no question is open."""
+        if not self._asked or self.stopping:
+            return None
+        return min(slot.asked_at for slot in self.open_slots() if slot.stage == "asked")
+
+    def overdue(self, asked_before: float) -> list[Decided]:
+        """What the clock decides about questions that are not younger than `asked_before` (Unix seconds)."""
+        return [
+            Decided(call_id=slot.call.id, decision="expired")
+            for slot in (self.open_slots() if self._asked else ())
+            if slot.stage == "asked" and slot.asked_at <= asked_before
+        ]
+
     def execution(self) -> Execution:
         """The execution as its readers see it: written with each append, so that get and list never fold."""
         return Execution(
@@ -152,7 +173,8 @@ class State:
         """What is left of the budgets, as the model is told it with each request."""
         if self.stopping:
             limit = LIMITS.get(self.stopping, "The run is ending")
-            return f"[{limit}: answer now, with what you have; no tools can be called any more]"
+            shape = "" if self.request.output_schema is None else " (as text: JSON that meets its schema)"
+            return f"[{limit}: answer now{shape}, with what you have; no tools can be called any more]"
         request = self.request
         parts = [f"{request.max_iterations - self.iteration} of {request.max_iterations} turns left"]
         if request.max_tool_calls is not None:
@@ -302,7 +324,16 @@ class State:
             self.status, self.answer = "completed", event.content
         else:
             self.status = "cancelled" if event.stop_reason == "cancelled" else "failed"
-            self.answer = self.last_text or None
+            self.answer = self._work_so_far() or None
+
+    def _work_so_far(self) -> str:
+        """What a failed run leaves: the model's last text, and what it had no room left to read."""
+        if self.stop_reason != "context_overflow":
+            return self.last_text
+        ended = [slot for slot in self.slots.values() if slot.stage == "ended"][-RESULTS_LEFT:]
+        results = [f"- {call_sentence(slot.call)}: {cut(slot.observation, RESULT_LEFT)}" for slot in ended]
+        found = ["\n".join(["Newest tool results:", *results])] if results else []
+        return "\n\n".join([self.last_text, *found] if self.last_text else found)
 
 
 def replay(state: State, events: Iterable[Recorded]) -> State:

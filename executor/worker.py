@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from executor.act import act
 from executor.errors import NewerFormat, NotFound
 from executor.journal import Clock, Journal, fold
-from executor.log import EventLog
+from executor.log import EventLog, Row
 from executor.outcomes import Call, Observed, Thought, ThoughtFailed
 from executor.think import Ask, Chapter, ModelFailure, Thinker
 from executor.tools import Tool, Toolbox, ToolContext
@@ -70,7 +70,7 @@ class Worker:
         await self._mind.toolbox.ready()
         if self._earlier is None:
             try:
-                self._earlier = await earlier_chapters(self._log, self._journal.row.previous)
+                self._earlier = await earlier_chapters(self._log, self._journal.row)
             except NewerFormat as error:
                 return ThoughtFailed(error=f"The session cannot be continued here. {error}")
         ask = self._ask(self._earlier, closing)
@@ -152,18 +152,29 @@ async def _ready(toolbox: Toolbox, stop: asyncio.Future[None]) -> None:
         await asyncio.gather(ready, return_exceptions=True)
 
 
-async def earlier_chapters(log: EventLog, previous: str | None) -> list[Chapter]:
-    """The ended runs of a session, oldest first, from the newest one back along the chain."""
+async def earlier_chapters(log: EventLog, row: Row) -> list[Chapter]:
+    """The ended runs before this one in its session, oldest first; read from the newest one back."""
     chapters: list[Chapter] = []
-    while previous is not None:
+    last: Row | None = row
+    while last is not None and last.previous is not None:
         try:
-            row = await log.get(previous)
-        except NotFound:  # deleted meanwhile: the conversation begins after it
-            break
-        state = await fold(log, row)
-        chapters.append(Chapter(row.execution.request.prompt, state.turns))
-        previous = row.previous
+            earlier = await log.get(last.previous)
+            state = await fold(log, earlier)
+        except NotFound:
+            last = await _closed_up(log, last)
+            continue
+        chapters.append(Chapter(earlier.execution.request.prompt, state.turns))
+        last = earlier
     return chapters[::-1]
+
+
+async def _closed_up(log: EventLog, row: Row) -> Row | None:
+    """The row again, when what came before it was deleted and the chain closed around that; None: it ends here."""
+    try:
+        now = await log.get(row.execution.execution_id)
+    except NotFound:
+        return None
+    return None if now.previous == row.previous else now
 
 
 def allowed(tools: Mapping[str, Tool], patterns: Sequence[str] | None) -> Mapping[str, Tool]:

@@ -26,7 +26,7 @@ class Script:
     def thinker_for(self, *_: Any, **__: Any) -> Thinker:
         return self
 
-    async def price_known(self, _: str) -> bool:
+    async def price_known(self, *_: Any, **__: Any) -> bool:
         return True
 
     async def aclose(self) -> None: ...
