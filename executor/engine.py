@@ -8,6 +8,7 @@ import os
 import secrets
 import socket
 import time
+from collections.abc import Sequence
 from typing import Protocol, Self
 
 from executor.errors import LeaseLost, NotFound, Overloaded, StorageUnavailable
@@ -126,6 +127,8 @@ class LocalEngine:
             self._chores = [asyncio.create_task(self._beat(), name="loopwright heartbeat")]
         if self._takes_over and (self._recover or self._approval_timeout is not None):
             self._chores.append(asyncio.create_task(self._take_over(), name="loopwright recovery"))
+        elif self._takes_over:
+            await self._claim_orphans()  # our own, of before a close: nobody else has this store
 
     async def drain(self, grace: float) -> None:
         """Begin nothing new, and return when nothing runs here or after `grace` seconds."""
@@ -212,6 +215,7 @@ class LocalEngine:
 
     async def _let_go(self, lease: Lease) -> None:
         """Release a run that waits for an answer, and look once more: the answer may have come just now."""
+        claimed: Sequence[Lease] = ()
         while True:
             try:
                 await self._store.release(lease)

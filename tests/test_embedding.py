@@ -290,11 +290,15 @@ async def test_two_executors_with_two_logs_live_in_one_app_and_know_nothing_of_e
 
 
 @requirement("embed:restart")
-@pytest.mark.parametrize("host", HOSTS)
-async def test_one_app_starts_again_and_goes_on_with_what_it_left(tmp_path: Path, host: str) -> None:
+@pytest.mark.parametrize(
+    ("host", "in_memory"), [*((host, False) for host in HOSTS), ("a Starlette app", True)]
+)
+async def test_one_app_starts_again_and_goes_on_with_what_it_left(
+    tmp_path: Path, host: str, in_memory: bool
+) -> None:
     make, prefix = HOSTS[host]
     gate = Gate(is_open=False)
-    app = make(executor_of(tmp_path, gate, SqliteLog(tmp_path / "runs.db")))
+    app = make(executor_of(tmp_path, gate, None if in_memory else SqliteLog(tmp_path / "runs.db")))
     async with asyncio.timeout(30):
         async with served(app) as url, calling(url + prefix) as client:
             answer = await client.post(EXECUTE, json={"prompt": "go"}, headers=ASYNC)
