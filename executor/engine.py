@@ -219,10 +219,11 @@ class LocalEngine:
         while True:
             try:
                 await self._store.release(lease)
-                claimed = await self._store.claim(
+                for again in await self._store.claim(
                     self.driver, profile=self.profile, execution_id=lease.execution_id
-                )
-                break
+                ):
+                    self.start(again)
+                return
             except StorageUnavailable as error:  # a lease that is kept would hide the run from everybody
                 log.error("execution %s cannot be let go: %s", lease.execution_id, error)
                 await asyncio.sleep(STORAGE_RETRY)
