@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field, replace
+from math import inf
 
 from executor.errors import (
     Conflict,
@@ -259,4 +260,5 @@ def _overdue(execution: Execution, asked_before: float | None) -> bool:
     """Whether it waits for an answer to questions that are not younger than `asked_before`."""
     if asked_before is None or execution.status != "input_required":
         return False
-    return min(pending.asked_at for pending in execution.pending_approvals) <= asked_before
+    asked = [pending.asked_at for pending in execution.pending_approvals]
+    return min(asked, default=inf) <= asked_before

@@ -21,6 +21,7 @@ from executor.errors import (
 )
 from executor.log import Created, Entry, EventLog, Lease, Page, Row
 from executor.memory_log import InMemoryLog
+from executor.schema import PendingApproval
 from executor.sqlite_log import SqliteLog
 from executor.stores import log_for
 from tests.entries import (
@@ -129,6 +130,16 @@ async def test_a_key_is_free_again_when_its_execution_is_deleted(log: EventLog) 
     await append(log, "a", 1, final=True)
     await log.delete("a", owner=OWNER)
     assert (await log.create(new("b", key="k", request_hash="other"))).fresh
+
+
+async def test_the_execution_of_a_key_is_found_for_its_owner_and_its_request(log: EventLog) -> None:
+    await log.create(new("a", key="k"))
+    await append(log, "a", 1, 2)
+    assert await log.with_key(OWNER, "k", "hash") == execution("a", 2)
+    assert await log.with_key(OWNER, "other", "hash") is None
+    assert await log.with_key("bob", "k", "hash") is None
+    with pytest.raises(IdempotencyMismatch):
+        await log.with_key(OWNER, "k", "another hash")
 
 
 async def test_a_session_runs_one_execution_at_a_time_and_chains_them(log: EventLog) -> None:
@@ -522,6 +533,27 @@ async def test_only_working_executions_of_the_profile_are_claimed(log: EventLog)
     assert await log.claim(ME, profile=PROFILE, execution_id="other-profile") == []
     assert [lease.execution_id for lease in await log.claim(ME, profile=PROFILE, execution_id="b")] == ["b"]
     assert await log.claim(ME, profile=PROFILE) == []
+
+
+async def test_what_waits_for_an_answer_is_claimed_only_when_it_was_asked_before_then(log: EventLog) -> None:
+    for name, asked_at in (("old", 10.0), ("young", 20.0), ("other", 1.0)):
+        await log.create(new(name, driver=None, profile="other" if name == "other" else PROFILE))
+        question = PendingApproval(
+            call_id="c", tool_name="t", arguments={}, arguments_sha256="0" * 64, asked_at=asked_at
+        )
+        snapshot = execution(name, 1, "input_required").model_copy(update={"pending_approvals": [question]})
+        await log.append(name, [entry(1)], snapshot=snapshot)
+    await log.create(new("unasked", driver=None))
+    await append(log, "unasked", 1, status="input_required", epoch=None)
+    assert await log.claim(ME, profile=PROFILE) == []
+    assert await log.claim(ME, profile=PROFILE, asked_before=9.9) == []
+    assert await log.claim(ME, profile=PROFILE, asked_before=10.0) == [
+        Lease(execution_id="old", driver=ME, epoch=1, tries=1)
+    ]
+    await log.create(new("working", driver=None))
+    claimed = await log.claim(ME, profile=PROFILE, asked_before=30.0)
+    assert sorted(lease.execution_id for lease in claimed) == ["working", "young"]
+    assert await log.claim(ME, profile=PROFILE, asked_before=30.0) == []
 
 
 async def test_claims_without_a_new_event_are_counted(log: EventLog) -> None:
