@@ -137,7 +137,7 @@ class Tools:
             self._follow(execution, caller.owner, progress),
             progress.run(),
             gone.wait(),
-            self.executions.closing.wait(),
+            self.executions.closed.wait(),
             seconds=seconds,
         )
         if not gone.is_set():
