@@ -227,8 +227,6 @@ class LocalEngine:
             except StorageUnavailable as error:  # a lease that is kept would hide the run from everybody
                 log.error("execution %s cannot be let go: %s", lease.execution_id, error)
                 await asyncio.sleep(STORAGE_RETRY)
-        for again in claimed:
-            self.start(again)
 
     async def _beat(self) -> None:
         while True:
