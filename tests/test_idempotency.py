@@ -138,6 +138,8 @@ async def test_a_repeat_is_no_other_body_because_the_operators_default_model_has
     async with executor(SqliteLog(path), gate, policy=Policy(default_model="new", models=())) as made:
         assert await start(made) == (execution_id, False)
         assert (await made.executions.get(execution_id)).request.model == "old"
+        with pytest.raises(IdempotencyMismatch):  # a model that was named is another body than none
+            await start(made, REQUEST.model_copy(update={"model": "gpt-4o"}))
 
 
 @requirement("execute:idempotency")
