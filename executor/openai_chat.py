@@ -16,7 +16,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from pydantic_ai.models.openai import OpenAIChatModel
 from pydantic_ai.providers.openai import OpenAIProvider
 
-from executor.http_clients import aiohttp_client
+from executor.http_clients import roomy_client
 from executor.text import clean_json
 from executor.think import ModelFailure
 
@@ -30,7 +30,7 @@ def openai_chat_model(name: str) -> OpenAIChatModel:
     if not key and "OPENAI_BASE_URL" not in os.environ:
         raise ModelFailure(f"openai-chat:{name}: no API key: set OPENAI_API_KEY in the environment.")
     # A server of one's own may want no key, but the client wants one.
-    client = PlainClient(api_key=key or "api-key-not-set", max_retries=0, http_client=aiohttp_client())
+    client = PlainClient(api_key=key or "api-key-not-set", max_retries=0, http_client=roomy_client())
     return OpenAIChatModel(name, provider=OpenAIProvider(openai_client=client))
 
 

@@ -252,6 +252,7 @@ async def at_once(log: SqliteLog, execution_id: str, decider: Worker, canceller:
     assert cancelled["status"] in ("working", "cancelled", "completed")
 
 
+@requirement("crash:at-most-once")
 async def test_thirty_runs_come_through_while_their_processes_freeze_and_die(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
