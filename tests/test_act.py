@@ -210,6 +210,7 @@ async def test_cancelling_the_call_cancels_the_tool() -> None:
     assert ended.is_set()
 
 
+@requirement("tool:unserialisable")
 async def test_what_is_not_json_is_made_json() -> None:
     class Odd:
         def __repr__(self) -> str:
@@ -240,6 +241,7 @@ async def test_a_result_that_contains_itself_or_is_too_deep_does_no_harm() -> No
         assert seen.observation.startswith("TOOL_ERROR: the result is not JSON: "), levels
 
 
+@requirement("tool:surrogates")
 async def test_lone_surrogates_become_replacement_characters_everywhere() -> None:
     async def text() -> str:
         return "a\ud83d b"
@@ -255,6 +257,7 @@ async def test_lone_surrogates_become_replacement_characters_everywhere() -> Non
     assert (await observe(broken)).error == "ValueError: bad \ufffd"
 
 
+@requirement("tool:oversized")
 async def test_a_large_result_is_cut_for_the_model_and_kept_up_to_one_mebibyte() -> None:
     async def text() -> str:
         return "é" * 600_000  # 1.2 MB of UTF-8
@@ -283,6 +286,7 @@ async def test_images_are_kept_as_content_beside_the_text() -> None:
     assert (seen.content, seen.result) == ((image,), {"content": [image]})
 
 
+@requirement("tool:sync")
 async def test_plain_functions_run_in_a_thread_and_may_give_an_awaitable() -> None:
     here = threading.get_ident()
 

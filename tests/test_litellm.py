@@ -13,6 +13,7 @@ from executor.outcomes import Slot, Turn
 from executor.providers import Providers
 from executor.think import ModelFailure
 from tests.fake_models import Answer, Call, FakeModels
+from tests.requirements import requirement
 from tests.thinking import ALL, ANTHROPIC, GEMINI, KEY, OPENAI, Provider, ask, point
 
 each_provider = pytest.mark.parametrize("provider", ALL, ids=lambda provider: provider.model)
@@ -38,6 +39,7 @@ async def refused(
 # ── LiteLLM against each kind of endpoint ────────────────────────────────────────────────────────────
 
 
+@requirement("model:litellm")
 @each_provider
 @whole_and_streamed
 async def test_litellm_gives_parallel_calls_reasoning_usage_and_cost_and_takes_the_results(

@@ -51,6 +51,7 @@ def play(tmp_path: Path) -> Any:
     return thinker
 
 
+@requirement("model:scripted")
 async def test_a_script_is_played_turn_by_turn_with_real_results_in_its_texts(play: Any) -> None:
     thinker = play(
         """

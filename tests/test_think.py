@@ -16,6 +16,7 @@ from executor.outcomes import Slot, Turn
 from executor.providers import Providers
 from executor.think import Chapter, ModelFailure
 from tests.fake_models import Answer, Call, FakeModels
+from tests.requirements import requirement
 from tests.thinking import LEFT, MODEL, At, ask, ended, facts, failed, pointing
 
 
@@ -173,6 +174,7 @@ async def test_an_image_that_a_tool_gave_reaches_the_model(at: At, providers: Pr
     assert f"data:image/png;base64,{picture['data']}" in sent
 
 
+@requirement("model:same-request")
 @pytest.mark.parametrize("closing", [False, True])
 async def test_a_plain_agent_and_the_model_asked_directly_send_the_same_request(
     at: At, providers: Providers, closing: bool
