@@ -8,9 +8,9 @@ from typing import Any
 
 import httpx2
 import pytest
-from server.app import create_app
 
 from executor import AgenticLoopExecutor, StepType, TaskRequest, ToolCallRecord
+from server.app import create_app
 from tests.fake_models import Answer, Call
 from tests.http_client import served
 from tests.requirements import requirement

@@ -12,6 +12,7 @@ from executor.outcomes import Slot, Thought, Turn
 from executor.providers import Providers
 from executor.think import Ask, Chapter, ModelFailure, Thinker
 from executor.tools import Tool, ToolContext
+from tests.requirements import requirement
 
 
 async def _never(arguments: dict[str, Any], context: ToolContext) -> Any:
