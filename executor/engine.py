@@ -8,7 +8,6 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Sequence
 from typing import Protocol, Self
 
 from executor.errors import LeaseLost, NotFound, Overloaded, StorageUnavailable
@@ -215,7 +214,6 @@ class LocalEngine:
 
     async def _let_go(self, lease: Lease) -> None:
         """Release a run that waits for an answer, and look once more: the answer may have come just now."""
-        claimed: Sequence[Lease] = ()
         while True:
             try:
                 await self._store.release(lease)

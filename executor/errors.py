@@ -36,6 +36,17 @@ class NotFound(LoopwrightError):
         super().__init__("No such execution. Check the execution_id; list shows your own.")
 
 
+class TooDeep(LoopwrightError):
+    """An agent called an agent that called an agent …: most likely itself, for ever."""
+
+    code = "too_deep"
+
+    def __init__(self, deepest: int) -> None:
+        super().__init__(
+            f"More than {deepest} agents call each other: leave out the tool server that leads back here."
+        )
+
+
 class SessionBusy(LoopwrightError):
     """Another run of this session is unfinished; `execution_id` names it."""
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Self
+from typing import Any, Self
 from weakref import WeakValueDictionary
 
 from executor.engine import Engine
@@ -22,6 +22,7 @@ from executor.errors import (
     InvalidRequest,
     ModelNotAllowed,
     Stopping,
+    TooDeep,
 )
 from executor.frames import from_entry, to_entry
 from executor.history import history
@@ -30,6 +31,9 @@ from executor.log import Entry, EventLog, NewExecution, Page
 from executor.outcomes import CancelAsked, Decided
 from executor.schema import Decision, Execution, ExecutionHistory, TaskRequest
 from executor.tools import Toolbox
+
+MAX_DEPTH = 3
+"""Agents that may stand above a run: more is most likely an agent that calls itself."""
 
 LOCAL = "local"
 """The owner on stdio, in a library, and on a server without tokens."""
@@ -129,30 +133,41 @@ class Executions:
             await self._log.close()
 
     async def start(
-        self, request: TaskRequest, *, owner: str = LOCAL, idempotency_key: str | None = None
+        self,
+        request: TaskRequest,
+        *,
+        owner: str = LOCAL,
+        idempotency_key: str | None = None,
+        depth: int = 0,
     ) -> Started:
         """Accept a task: durable on return, and driven from here on.
 
         A repeat under the same idempotency key gives the execution that there is, whatever this process would
-        say to a new one. Raises `InvalidRequest`, `ModelNotAllowed`, `SessionBusy`, `IdempotencyMismatch`, `Overloaded`,
-        `Stopping`.
+        say to a new one. `depth`: how many agents stand above this run. Raises `InvalidRequest`,
+        `ModelNotAllowed`, `SessionBusy`, `IdempotencyMismatch`, `Overloaded`, `Stopping`, `TooDeep`.
         """
         if self.closing.is_set():
             raise Stopping
+        if depth > MAX_DEPTH:
+            raise TooDeep(MAX_DEPTH)
         if idempotency_key is None:
-            return await self._start(request, owner)
+            return await self._accept(await self._checked(request), owner=owner, depth=depth)
         # One after the other, so that a repeat finds what the first one made before it asks for room.
         async with self._by_key.setdefault((owner, idempotency_key), asyncio.Lock()):
             request_hash = _hash(request)
             known = await self._log.with_key(owner, idempotency_key, request_hash)
             if known is not None:
                 return Started(execution=known, fresh=False)
-            return await self._start(request, owner, idempotency_key, request_hash)
+            return await self._accept(
+                await self._checked(request),
+                owner=owner,
+                depth=depth,
+                idempotency_key=idempotency_key,
+                request_hash=request_hash,
+            )
 
-    async def _start(
-        self, request: TaskRequest, owner: str, idempotency_key: str | None = None, request_hash: str = ""
-    ) -> Started:
-        request = await self._checked(request)
+    async def _accept(self, request: TaskRequest, **stored: Any) -> Started:
+        """Store and begin a request that was checked; `stored`: what the log keeps beside it."""
         if self.closing.is_set():  # it began meanwhile
             raise Stopping
         self._engine.admit(len(self._creating))
@@ -164,12 +179,7 @@ class Executions:
             created_at=self._clock(),
         )
         new = NewExecution(
-            execution=execution,
-            owner=owner,
-            profile=self._engine.profile,
-            driver=self._engine.driver,
-            idempotency_key=idempotency_key,
-            request_hash=request_hash,
+            execution=execution, profile=self._engine.profile, driver=self._engine.driver, **stored
         )
         # A caller that leaves now must not leave behind an execution that is ours and that nobody drives.
         creating = asyncio.create_task(self._create(new))

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from executor.errors import Conflict, NewerFormat
 from executor.frames import from_entry, to_entry
 from executor.log import LOG_FORMAT, EventLog, Lease, Row
-from executor.outcomes import Outcome
+from executor.outcomes import Outcome, Recorded
+from executor.schema import AgenticStepEvent, StepType
 from executor.state import State, replay
 
 Clock = Callable[[], float]
@@ -33,6 +34,29 @@ async def fold(log: EventLog, row: Row, *, partial_answer: bool = True, epoch: i
     """The state of an execution after all of its events. Raises `LeaseLost` when `epoch` is not in force."""
     entries = await log.read(row.execution.execution_id, epoch=epoch)
     return replay(new_state(row, partial_answer=partial_answer), map(from_entry, entries))
+
+
+async def last_word(log: EventLog, lease: Lease, reason: str, *, now: float) -> None:
+    """End an execution whose log cannot be folded, by a final event that needs no fold."""
+    execution = (await log.get(lease.execution_id)).execution
+    event = AgenticStepEvent(
+        execution_id=execution.execution_id,
+        seq=execution.last_seq + 1,
+        timestamp=now,
+        step_type=StepType.ERROR,
+        iteration=1,
+        content=reason,
+        is_final=True,
+        stop_reason="internal_error",
+        usage=execution.usage,
+    )
+    ended = {"status": "failed", "stop_reason": "internal_error", "ended_at": now, "last_seq": event.seq}
+    await log.append(
+        execution.execution_id,
+        [to_entry(Recorded(event))],
+        snapshot=execution.model_copy(update={**ended, "pending_approvals": []}),
+        epoch=lease.epoch,
+    )
 
 
 class Journal:

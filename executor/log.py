@@ -41,6 +41,7 @@ class NewExecution:
     execution: Execution
     owner: str
     profile: str
+    depth: int = 0  # agents above this one
     driver: str | None = None  # who holds the first lease (epoch 1); None: whoever claims it
     idempotency_key: str | None = None
     request_hash: str = ""
@@ -73,6 +74,7 @@ class Row:
     owner: str
     profile: str
     previous: str | None
+    depth: int = 0
     driver: str | None
     epoch: int
     format: int = LOG_FORMAT

@@ -7,6 +7,7 @@ sees it, and a tool call before its tool is called.
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, assert_never
 from executor.engine import HEARTBEAT, MAX_QUEUED, MAX_RUNNING, SCAN, LocalEngine
 from executor.executions import LOCAL, Executions, Policy, Started
 from executor.frames import RETRY_FRAME, sse_frame
-from executor.journal import Clock, Journal
+from executor.journal import Clock, Journal, last_word
 from executor.log import Entry, EventLog, Lease
 from executor.memory_log import InMemoryLog
 from executor.outcomes import Broken, Decided, Done, Run, Stop, TakenOver, Think, Wait
@@ -37,6 +38,9 @@ T = TypeVar("T")
 
 LAST_WORDS: Final = 1.0
 """Seconds that a closing executor gives to runs whose callers have just left."""
+
+
+log = logging.getLogger("loopwright.executor")
 
 
 class Loop:
@@ -105,8 +109,13 @@ class Loop:
 
     async def break_off(self, lease: Lease, reason: str) -> None:
         """End a run that cannot be driven (`internal_error`). `reason` is fit for clients."""
-        journal = await self._journal(lease)
-        await journal.record(Broken(error=reason), now=self._clock())
+        try:
+            journal = await self._journal(lease)
+        except ValueError:  # its log is damaged: no fold can say what follows, but an end it must have
+            log.exception("the log of execution %s cannot be folded", lease.execution_id)
+            await last_word(self._log, lease, reason, now=self._clock())
+        else:
+            await journal.record(Broken(error=reason), now=self._clock())
 
     async def _journal(self, lease: Lease) -> Journal:
         row = await self._log.get(lease.execution_id)

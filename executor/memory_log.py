@@ -216,6 +216,7 @@ class InMemoryLog:
             owner=stored.new.owner,
             profile=stored.new.profile,
             previous=stored.previous,
+            depth=stored.new.depth,
             driver=stored.driver,
             epoch=stored.epoch,
         )

@@ -10,6 +10,7 @@ CREATE TABLE executions (
     ended_at        REAL,
     session_id      TEXT,
     previous        TEXT,                               -- the execution before it in its session
+    depth           INTEGER NOT NULL,                   -- agents above this one
     status          TEXT    NOT NULL,
     driver          TEXT,                               -- NULL: nobody drives it
     epoch           INTEGER NOT NULL,

@@ -55,8 +55,8 @@ def create(connection: sqlite3.Connection, new: NewExecution, snapshot: bytes, r
     epoch = 0 if new.driver is None else 1
     inserted = connection.execute(
         "INSERT INTO executions (execution_id, owner, profile, format, created_at, ended_at, session_id, previous,"
-        " status, driver, epoch, tries, last_seq, idempotency_key, request_hash, snapshot)"
-        " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        " depth, status, driver, epoch, tries, last_seq, idempotency_key, request_hash, snapshot)"
+        " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         (
             execution.execution_id,
             new.owner,
@@ -66,6 +66,7 @@ def create(connection: sqlite3.Connection, new: NewExecution, snapshot: bytes, r
             execution.ended_at,
             execution.session_id,
             previous,
+            new.depth,
             execution.status,
             new.driver,
             epoch,
@@ -134,18 +135,19 @@ def check(
 
 def get(connection: sqlite3.Connection, execution_id: str, owner: str | None) -> Row:
     found = connection.execute(
-        "SELECT owner, profile, previous, driver, epoch, format, snapshot, request"
+        "SELECT owner, profile, previous, depth, driver, epoch, format, snapshot, request"
         " FROM executions JOIN requests USING (pos) WHERE execution_id = ?",
         (execution_id,),
     ).fetchone()
     if found is None or owner not in (None, found[0]):
         raise NotFound
-    its_owner, profile, previous, driver, epoch, log_format, snapshot, request = found
+    its_owner, profile, previous, depth, driver, epoch, log_format, snapshot, request = found
     return Row(
         execution=_execution(snapshot, request),
         owner=its_owner,
         profile=profile,
         previous=previous,
+        depth=depth,
         driver=driver,
         epoch=epoch,
         format=log_format,

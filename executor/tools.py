@@ -20,6 +20,7 @@ class ToolContext:
     """What a tool may know about the call it serves.
 
     `key` (`<execution_id>:<call_id>`) is the same when a retry-safe call is repeated after a crash.
+    `depth`: how many agents stand above this run; a tool that starts another agent hands on one more.
     `progress(text)` tells live readers what a slow tool is doing; it is never stored.
     """
 
@@ -28,6 +29,7 @@ class ToolContext:
     call_id: str
     session_id: str | None
     owner: str
+    depth: int = 0
     progress: Callable[[str], None] = field(default=lambda text: None)
 
 

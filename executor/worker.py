@@ -122,6 +122,7 @@ class Worker:
             call_id=call.id,
             session_id=row.execution.session_id,
             owner=row.owner,
+            depth=row.depth,
             progress=lambda text: self._tell({"type": "progress", "call_id": call.id, "text": text}),
         )
         return await act(

@@ -36,6 +36,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from executor.executions import LOCAL, Executions
+from tool_clients.mcp_tools import DEPTH_META
 
 from .auth import OWNER_KEY, owner_of
 from .mcp_calls import Call, CallKey, Calls, OnDisconnect
@@ -114,7 +115,7 @@ class McpDoor(Server[Calls]):
             await context.session.report_progress(number, None, text)  # nothing without a token
 
         async def work(call: Call) -> CallToolResult:
-            caller = Caller(owner=_owner(context), call=call, calls=calls, send=send)
+            caller = Caller(owner=_owner(context), depth=_depth(params), call=call, calls=calls, send=send)
             return await self._tools.call(params.name, params.arguments, caller)
 
         return await calls.serve(_key(context, context.request_id), work)
@@ -139,6 +140,12 @@ class McpDoor(Server[Calls]):
 def _owner(context: Context) -> str:
     """Who asks: over HTTP whom the door let in, else the local user."""
     return LOCAL if context.request is None else owner_of(context.request.scope)
+
+
+def _depth(params: CallToolRequestParams) -> int:
+    """How many agents stand above a call, as the one right above says."""
+    depth = (params.meta or {}).get(DEPTH_META)
+    return depth if isinstance(depth, int) and depth > 0 else 0
 
 
 def _key(context: Context, request_id: RequestId | None) -> CallKey:

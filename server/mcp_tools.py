@@ -44,9 +44,10 @@ class InternalError(LoopwrightError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caller:
-    """Who calls, and how to reach them while they wait. `send` does nothing when they gave no progress token."""
+    """Who calls, how many agents stand above, and how to reach them while they wait. `send` does nothing when they gave no progress token."""
 
     owner: str
+    depth: int
     call: Call
     calls: Calls
     send: Send
@@ -87,7 +88,10 @@ class Tools:
 
     async def _execute(self, asked: ExecuteTask, caller: Caller) -> Reply:
         started = await self.executions.start(
-            asked.request(), owner=caller.owner, idempotency_key=asked.idempotency_key
+            asked.request(),
+            owner=caller.owner,
+            idempotency_key=asked.idempotency_key,
+            depth=caller.depth,
         )
         execution = started.execution
         seconds = self._seconds(asked.wait_seconds) if execution.status == "working" else None

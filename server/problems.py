@@ -28,6 +28,7 @@ from executor.errors import (
     StillRunning,
     Stopping,
     StorageUnavailable,
+    TooDeep,
 )
 
 log = logging.getLogger("loopwright.http")
@@ -94,6 +95,7 @@ _STATUS: Mapping[type[LoopwrightError], int] = {
     SessionBusy: 409,
     IdempotencyMismatch: 409,
     StillRunning: 409,
+    TooDeep: 409,
     AlreadyDecided: 409,
     BeyondTheLog: 409,
     NewerFormat: 409,

@@ -12,7 +12,7 @@ from executor import AgenticLoopExecutor, TaskRequest
 from executor.engine import MAX_TRIES, LocalEngine
 from executor.errors import Overloaded, StorageUnavailable
 from executor.executions import new_execution_id
-from executor.log import EventLog, Lease, NewExecution
+from executor.log import Entry, EventLog, Lease, NewExecution
 from executor.memory_log import InMemoryLog
 from executor.schema import Execution
 from executor.sqlite_log import SqliteLog
@@ -256,3 +256,20 @@ async def test_a_process_that_drives_more_than_it_takes_claims_nothing() -> None
         async with asyncio.timeout(5):
             await local._claim_orphans()
         assert local.driving == 2
+
+
+async def test_a_run_whose_log_is_damaged_has_an_end_all_the_same(caplog: pytest.LogCaptureFixture) -> None:
+    log = InMemoryLog()
+    await log.open()
+    execution_id = await create(log)
+    row = await log.get(execution_id)
+    damaged = Entry(seq=1, step_type="thinking", data=b'{"seq": 1', private=None)
+    snapshot = row.execution.model_copy(update={"last_seq": 1})
+    await log.append(execution_id, [damaged], snapshot=snapshot)
+    script: Any = Script([])
+    async with asyncio.timeout(5), AgenticLoopExecutor({}, [], log=log, providers=script) as executor:
+        entries = [entry async for entry in executor.executions.events(execution_id)]
+        execution = await executor.executions.get(execution_id)
+    assert (entries[-1].seq, entries[-1].is_final) == (2, True)
+    assert (execution.status, execution.stop_reason, execution.last_seq) == ("failed", "internal_error", 2)
+    assert f"the log of execution {execution_id} cannot be folded" in caplog.messages

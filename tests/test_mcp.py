@@ -12,6 +12,7 @@ from mcp import Client
 from mcp.shared.exceptions import MCPError
 
 from executor.errors import StorageUnavailable
+from executor.memory_log import InMemoryLog
 from executor.schema import TaskRequest
 from executor.sqlite_log import SqliteLog
 from executor.tools import Tool
@@ -548,3 +549,23 @@ async def test_the_owner_of_stdio_sees_no_other_owners_executions(era: Era, tmp_
             with pytest.raises(MCPError, match="No such execution"):
                 await client.read_resource(f"execution://{name}")
     assert foreign == unknown
+
+
+async def test_agents_that_call_each_other_for_ever_are_stopped(era: Era, tmp_path: Path) -> None:
+    """Each run knows how many agents stand above it (its calls hand on one more: test_mcp_tools.py)."""
+
+    async def called_by(client: Client, depth: Any) -> Any:
+        meta: Any = {"loopwright/depth": depth}
+        return await client.call_tool("execute_task", {"prompt": "Do it."}, meta=meta)
+
+    log = InMemoryLog()
+    async with case(tmp_path, [{"text": "done"}], log=log) as opened:
+        async with Client(opened.door, mode=era) as client:
+            deep, too_deep = await called_by(client, 3), await called_by(client, 4)
+            odd = await called_by(client, "very")
+        depths = [(await log.get(structured(run)["execution_id"])).depth for run in (deep, odd)]
+    assert depths == [3, 0]
+    assert structured(too_deep)["error"] == {
+        "code": "too_deep",
+        "message": "More than 3 agents call each other: leave out the tool server that leads back here.",
+    }

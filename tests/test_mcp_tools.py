@@ -42,13 +42,14 @@ def box(*servers: Server, **options: Any) -> McpTools:
     return McpTools(Config(servers=servers), first_retry=QUICK, **options)
 
 
-def context(progress: Callable[[str], None] = lambda text: None) -> ToolContext:
+def context(progress: Callable[[str], None] = lambda text: None, *, depth: int = 0) -> ToolContext:
     return ToolContext(
         key="exec:call",
         execution_id="exec",
         call_id="call",
         session_id=None,
         owner="local",
+        depth=depth,
         progress=progress,
     )
 
@@ -342,9 +343,10 @@ async def test_a_call_out_of_time_stops_at_the_server() -> None:
 
 
 async def test_each_call_carries_its_key_and_how_deep_it_is() -> None:
-    async with asyncio.timeout(SOON), box(fake(), depth=1) as tools:
+    async with asyncio.timeout(SOON), box(fake()) as tools:
         await tools.ready()
-        meta = json.loads(await use(tools.tools()["s__meta"]))
+        output = await tools.tools()["s__meta"].call({}, context(depth=1))
+        meta = json.loads(output.text)
     assert meta == {"loopwright/key": "exec:call", "loopwright/depth": 2}
 
 

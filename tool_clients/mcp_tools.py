@@ -19,8 +19,6 @@ from .names import offered_name
 
 KEY_META = "loopwright/key"
 DEPTH_META = "loopwright/depth"
-MAX_DEPTH = 3
-"""How deep agents may call agents; the door that takes a task refuses a deeper one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +39,7 @@ class McpTools:
     """A `Toolbox` fed by the servers of an `mcp.json`.
 
     `async with` starts to connect to all of them at once and waits for none; leaving it leaves no child
-    process behind. `depth` is how deep in a chain of agents this process works (0: at its top).
+    process behind.
     """
 
     def __init__(
@@ -51,12 +49,10 @@ class McpTools:
         default_timeout: float = TOOL_TIMEOUT,
         own_url: str | None = None,
         version: str = "0",
-        depth: int = 0,
         first_retry: float = FIRST_RETRY,
     ) -> None:
         self._config = config
         self._default_timeout = default_timeout
-        self._depth = depth
         self._ourselves = tuple(s.name for s in config.servers if _is_at(s, own_url))
         self._connections = [
             Connection(
@@ -152,7 +148,7 @@ class McpTools:
         hints = tool.annotations if rules.trusted and tool.annotations else mcp_types.ToolAnnotations()
 
         async def call(arguments: dict[str, object], context: ToolContext) -> ToolOutput:
-            meta = {KEY_META: context.key, DEPTH_META: self._depth + 1}
+            meta = {KEY_META: context.key, DEPTH_META: context.depth + 1}
             answer = await connection.call(tool.name, arguments, meta=meta, on_progress=context.progress)
             return to_output(answer)
 
