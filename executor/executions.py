@@ -29,6 +29,7 @@ from executor.history import history
 from executor.journal import Clock, check_format, fold
 from executor.log import Entry, EventLog, NewExecution, Page
 from executor.outcomes import CancelAsked, Decided
+from executor.retention import Retention
 from executor.schema import Decision, Execution, ExecutionHistory, TaskRequest
 from executor.tools import Toolbox
 
@@ -89,6 +90,7 @@ class Executions:
         toolbox: Callable[[], Toolbox],
         policy: Policy | None = None,
         partial_answer: bool = True,
+        retention: Retention | None = None,
         clock: Clock = time.time,
         new_id: Callable[[], str] = new_execution_id,
     ) -> None:
@@ -99,6 +101,8 @@ class Executions:
         self._toolbox = toolbox
         self._policy = policy or Policy()
         self._partial_answer = partial_answer
+        self._retention = retention
+        self._chore: asyncio.Task[None] | None = None
         self._clock = clock
         self._new_id = new_id
         self._creating: set[asyncio.Task[Started]] = set()
@@ -109,6 +113,8 @@ class Executions:
         self.closing, self.closed = asyncio.Event(), asyncio.Event()
         await self._log.open()
         await self._engine.open()
+        if self._retention is not None:
+            self._chore = asyncio.create_task(self._retention.run(), name="loopwright retention")
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -130,7 +136,14 @@ class Executions:
             self.closed.set()
             await self._engine.close()
         finally:
+            await self._end_chore()
             await self._log.close()
+
+    async def _end_chore(self) -> None:
+        if self._chore is not None:
+            self._chore.cancel()
+            await asyncio.wait({self._chore})
+            self._chore = None
 
     async def start(
         self,

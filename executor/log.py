@@ -8,7 +8,7 @@ and says who may drive an execution.
 from __future__ import annotations
 
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -85,6 +85,14 @@ class Page:
     """One page of a listing, newest first; `next_cursor` is None on the last one."""
 
     executions: Sequence[Execution]
+    next_cursor: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Survey:
+    """One page of an operator's listing, newest first; `next_cursor` is None on the last one."""
+
+    rows: Sequence[Row]
     next_cursor: str | None
 
 
@@ -204,8 +212,26 @@ class EventLog(Protocol):
         that is none of ours."""
         ...
 
+    async def survey(
+        self,
+        *,
+        owners: Collection[str] = (),
+        status: str | None = None,
+        session_id: str | None = None,
+        limit: int = 50,
+        cursor: str | None = None,
+    ) -> Survey:
+        """Like `list`, for the operator: of these owners (none named: of all), with what the store knows about
+        each. Of one in a newer format it shows what can be understood."""
+        ...
+
     async def delete(self, execution_id: str, *, owner: str) -> None:
         """Remove a finished execution and leave nothing. Raises `NotFound`, `StillRunning`."""
+        ...
+
+    async def prune(self, before: float, *, limit: int) -> int:
+        """Remove those that ended first, at most `limit`, of all that ended at `before` (Unix seconds) or
+        earlier, and leave nothing. Of every owner and profile, in formats we know. Gives how many."""
         ...
 
 

@@ -24,6 +24,7 @@ from executor.memory_log import InMemoryLog
 from executor.outcomes import Broken, Decided, Done, Run, Stop, TakenOver, Think, Wait
 from executor.providers import Providers, model_of
 from executor.registry import Registered, RegistryTools
+from executor.retention import Retention
 from executor.schema import AgenticStepEvent, ExecutionHistory, TaskRequest
 from executor.state import State
 from executor.think import Thinker
@@ -134,7 +135,8 @@ class AgenticLoopExecutor:
     memory unless given; with a durable one, unfinished runs of the same `name` go on at the next start
     (of one that does `take_over`). `heartbeat`, `scan`: seconds, see engine.py.
     `tools`: more tools, from anywhere. `approval_timeout`: seconds after which a question that nobody answered
-    has expired; None: never. Use it as it is, or `async with` it to end what it runs.
+    has expired; None: never. `retention_days`: finished runs are removed from the log that long after their end;
+    None: never. Use it as it is, or `async with` it to end what it runs.
     """
 
     def __init__(
@@ -153,6 +155,7 @@ class AgenticLoopExecutor:
         policy: Policy | None = None,
         tool_timeout: float = TOOL_TIMEOUT,
         approval_timeout: float | None = None,
+        retention_days: float | None = None,
         partial_answer: bool = True,
         max_running: int = MAX_RUNNING,
         max_queued: int = MAX_QUEUED,
@@ -201,6 +204,7 @@ class AgenticLoopExecutor:
                 default_model=model or model_of(agent), models=("*", "scripted:*"), priced=self.price_known
             ),
             partial_answer=partial_answer,
+            retention=None if retention_days is None else Retention(store, days=retention_days, clock=clock),
             clock=clock,
         )
         self._opening: asyncio.Lock = asyncio.Lock()

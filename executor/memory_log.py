@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
+from heapq import nsmallest
+from itertools import islice
 from math import inf
 
 from executor.errors import (
@@ -26,6 +28,7 @@ from executor.log import (
     NewExecution,
     Page,
     Row,
+    Survey,
     Watch,
     check_append,
     cursor_at,
@@ -46,6 +49,18 @@ class _Stored:
     epoch: int
     tries: int
     entries: list[Entry] = field(default_factory=list)
+
+    @property
+    def row(self) -> Row:
+        return Row(
+            execution=self.execution,
+            owner=self.new.owner,
+            profile=self.new.profile,
+            previous=self.previous,
+            depth=self.new.depth,
+            driver=self.driver,
+            epoch=self.epoch,
+        )
 
 
 class InMemoryLog:
@@ -210,16 +225,7 @@ class InMemoryLog:
             stored.driver = None
 
     async def get(self, execution_id: str, *, owner: str | None = None) -> Row:
-        stored = self._find(execution_id, owner)
-        return Row(
-            execution=stored.execution,
-            owner=stored.new.owner,
-            profile=stored.new.profile,
-            previous=stored.previous,
-            depth=stored.new.depth,
-            driver=stored.driver,
-            epoch=stored.epoch,
-        )
+        return self._find(execution_id, owner).row
 
     async def list(
         self,
@@ -230,31 +236,65 @@ class InMemoryLog:
         limit: int = 50,
         cursor: str | None = None,
     ) -> Page:
+        survey = await self.survey(
+            owners=(owner,), status=status, session_id=session_id, limit=limit, cursor=cursor
+        )
+        return Page(executions=[row.execution for row in survey.rows], next_cursor=survey.next_cursor)
+
+    async def survey(
+        self,
+        *,
+        owners: Collection[str] = (),
+        status: str | None = None,
+        session_id: str | None = None,
+        limit: int = 50,
+        cursor: str | None = None,
+    ) -> Survey:
         if limit < 1:
             raise InvalidRequest("limit is at least 1.")
         below = self._created + 1 if cursor is None else position_of(cursor)
-        found = [
+        wanted = (
             stored
             for stored in reversed(self._stored.values())
-            if stored.new.owner == owner
+            if (not owners or stored.new.owner in owners)
             and stored.position < below
             and status in (None, stored.execution.status)
             and session_id in (None, stored.execution.session_id)
-        ]
+        )
+        found = list(islice(wanted, limit + 1))
         more = cursor_at(found[limit - 1].position) if len(found) > limit else None
-        return Page(executions=[stored.execution for stored in found[:limit]], next_cursor=more)
+        return Survey(rows=[stored.row for stored in found[:limit]], next_cursor=more)
 
     async def delete(self, execution_id: str, *, owner: str) -> None:
         stored = self._find(execution_id, owner)
         if not stored.execution.ended:
             raise StillRunning
-        del self._stored[execution_id]
-        if stored.new.idempotency_key is not None:
-            del self._keys[owner, stored.new.idempotency_key]
-        for other in self._stored.values():
-            if other.previous == execution_id:
-                other.previous = stored.previous
-        self._feed.changed([execution_id])
+        self._remove([stored])
+
+    async def prune(self, before: float, *, limit: int) -> int:
+        await asyncio.sleep(0)
+        old = [
+            stored
+            for stored in self._stored.values()
+            if stored.execution.ended_at is not None and stored.execution.ended_at <= before
+        ]
+        first = nsmallest(limit, old, key=lambda stored: stored.execution.ended_at or 0.0)
+        self._remove(first)
+        return len(first)
+
+    def _remove(self, gone: Sequence[_Stored]) -> None:
+        """Remove every trace; the next run of a session then follows the one before."""
+        followed: dict[str | None, str | None] = {}
+        for stored in gone:
+            execution_id = stored.execution.execution_id
+            del self._stored[execution_id]
+            if stored.new.idempotency_key is not None:
+                del self._keys[stored.new.owner, stored.new.idempotency_key]
+            followed[execution_id] = stored.previous
+        for other in self._stored.values() if gone else ():
+            while other.previous in followed:
+                other.previous = followed[other.previous]
+        self._feed.changed(list(filter(None, followed)))
 
 
 def _overdue(execution: Execution, asked_before: float | None) -> bool:

@@ -47,8 +47,10 @@ CREATE TABLE drivers (
 );
 
 CREATE INDEX executions_of_owner ON executions (owner, pos);
+CREATE INDEX executions_of_status ON executions (owner, status, pos);
 CREATE INDEX executions_of_session ON executions (owner, session_id, pos) WHERE session_id IS NOT NULL;
 CREATE UNIQUE INDEX executions_by_key ON executions (owner, idempotency_key) WHERE idempotency_key IS NOT NULL;
 CREATE INDEX executions_claimable ON executions (profile, driver) WHERE status = 'working';
 CREATE INDEX executions_waiting ON executions (profile) WHERE status = 'input_required';
+CREATE INDEX executions_ended ON executions (ended_at, pos) WHERE ended_at IS NOT NULL;
 CREATE INDEX executions_previous ON executions (previous) WHERE previous IS NOT NULL;

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import sqlite3
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -27,6 +27,7 @@ from executor.log import (
     NewExecution,
     Page,
     Row,
+    Survey,
     Watch,
     check_append,
     position_of,
@@ -201,11 +202,25 @@ class SqliteLog:
         limit: int = 50,
         cursor: str | None = None,
     ) -> Page:
+        survey = await self.survey(
+            owners=(owner,), status=status, session_id=session_id, limit=limit, cursor=cursor
+        )
+        return Page(executions=[row.execution for row in survey.rows], next_cursor=survey.next_cursor)
+
+    async def survey(
+        self,
+        *,
+        owners: Collection[str] = (),
+        status: str | None = None,
+        session_id: str | None = None,
+        limit: int = 50,
+        cursor: str | None = None,
+    ) -> Survey:
         if limit < 1:
             raise InvalidRequest("limit is at least 1.")
         below = None if cursor is None else position_of(cursor)
         return await self._read(
-            lambda connection: rows.page(connection, owner, status, session_id, limit, below)
+            lambda connection: rows.survey(connection, owners, status, session_id, limit, below)
         )
 
     async def delete(self, execution_id: str, *, owner: str) -> None:
@@ -214,6 +229,12 @@ class SqliteLog:
             lambda _: self._feed.changed([execution_id]),
             tidy=True,
         )
+
+    async def prune(self, before: float, *, limit: int) -> int:
+        gone = await self._write(
+            lambda connection: rows.prune(connection, before, limit), self._feed.changed, tidy=True
+        )
+        return len(gone)
 
     # ── who drives ───────────────────────────────────────────────────────────────────────────────────
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from pydantic import ValidationError
 
 from executor.errors import (
     Conflict,
@@ -14,8 +17,8 @@ from executor.errors import (
     SessionBusy,
     StillRunning,
 )
-from executor.log import LOG_FORMAT, Created, Entry, Lease, NewExecution, Page, Row, cursor_at
-from executor.schema import Execution
+from executor.log import LOG_FORMAT, Created, Entry, Lease, NewExecution, Row, Survey, cursor_at
+from executor.schema import Execution, Status, TaskRequest
 
 UNFINISHED = "('working', 'input_required')"
 
@@ -39,8 +42,66 @@ def request_json(execution: Execution) -> bytes:
     return execution.request.model_dump_json().encode()
 
 
-def _execution(snapshot: bytes, request: bytes) -> Execution:
-    return Execution.model_validate_json(b'{"request":' + request + b"," + snapshot[1:])
+_ROW = (
+    "executions.pos, owner, profile, previous, depth, driver, epoch, format, request_hash,"
+    " snapshot, request, execution_id, session_id, status, created_at, ended_at, last_seq"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What is selected of an execution, in the order of `_ROW`."""
+
+    pos: int
+    owner: str
+    profile: str
+    previous: str | None
+    depth: int
+    driver: str | None
+    epoch: int
+    format: int
+    request_hash: str
+    snapshot: bytes
+    request: bytes
+    execution_id: str
+    session_id: str | None
+    status: Status
+    created_at: float
+    ended_at: float | None
+    last_seq: int
+
+    @property
+    def execution(self) -> Execution:
+        whole = b'{"request":' + self.request + b"," + self.snapshot[1:]
+        if self.format <= LOG_FORMAT:
+            return Execution.model_validate_json(whole)
+        try:
+            return Execution.model_validate_json(whole, extra="ignore")
+        except (
+            ValidationError
+        ):  # a field that we know means something else there: columns are the same for ever
+            return Execution(
+                execution_id=self.execution_id,
+                session_id=self.session_id,
+                status=self.status,
+                request=TaskRequest(prompt="(written by a newer version of Loopwright)"),
+                created_at=self.created_at,
+                ended_at=self.ended_at,
+                last_seq=self.last_seq,
+            )
+
+    @property
+    def row(self) -> Row:
+        return Row(
+            execution=self.execution,
+            owner=self.owner,
+            profile=self.profile,
+            previous=self.previous,
+            depth=self.depth,
+            driver=self.driver,
+            epoch=self.epoch,
+            format=self.format,
+        )
 
 
 # ── executions ───────────────────────────────────────────────────────────────────────────────────────
@@ -89,16 +150,15 @@ def with_key(
     if idempotency_key is None:
         return None
     found = connection.execute(
-        "SELECT request_hash, snapshot, request FROM executions JOIN requests USING (pos)"
-        " WHERE owner = ? AND idempotency_key = ?",
+        f"SELECT {_ROW} FROM executions JOIN requests USING (pos) WHERE owner = ? AND idempotency_key = ?",
         (owner, idempotency_key),
     ).fetchone()
     if found is None:
         return None
-    request_hash, snapshot, request = found
-    if request_hash != wanted_hash:
+    known = _Found(*found)
+    if known.request_hash != wanted_hash:
         raise IdempotencyMismatch
-    return _execution(snapshot, request)
+    return known.execution
 
 
 def _previous(connection: sqlite3.Connection, new: NewExecution) -> str | None:
@@ -135,52 +195,72 @@ def check(
 
 def get(connection: sqlite3.Connection, execution_id: str, owner: str | None) -> Row:
     found = connection.execute(
-        "SELECT owner, profile, previous, depth, driver, epoch, format, snapshot, request"
-        " FROM executions JOIN requests USING (pos) WHERE execution_id = ?",
-        (execution_id,),
+        f"SELECT {_ROW} FROM executions JOIN requests USING (pos) WHERE execution_id = ?", (execution_id,)
     ).fetchone()
-    if found is None or owner not in (None, found[0]):
+    if found is None or owner not in (None, found[1]):
         raise NotFound
-    its_owner, profile, previous, depth, driver, epoch, log_format, snapshot, request = found
-    return Row(
-        execution=_execution(snapshot, request),
-        owner=its_owner,
-        profile=profile,
-        previous=previous,
-        depth=depth,
-        driver=driver,
-        epoch=epoch,
-        format=log_format,
-    )
+    return _Found(*found).row
 
 
-def page(
+def survey(
     connection: sqlite3.Connection,
-    owner: str,
+    owners: Collection[str],
     status: str | None,
     session_id: str | None,
     limit: int,
     below: int | None,
-) -> Page:
-    """Executions of `owner` created before position `below`, newest first."""
-    filters = {"pos <": below, "status =": status, "session_id =": session_id}
-    chosen = {name: value for name, value in filters.items() if value is not None}
-    found = connection.execute(
-        "SELECT pos, snapshot, request FROM executions JOIN requests USING (pos) WHERE owner = ?"
-        + "".join(f" AND {name} ?" for name in chosen)
-        + " ORDER BY pos DESC LIMIT ?",
-        (owner, *chosen.values(), limit + 1),
-    ).fetchall()
-    return Page(
-        executions=[_execution(snapshot, request) for _, snapshot, request in found[:limit]],
-        next_cursor=cursor_at(found[limit - 1][0]) if len(found) > limit else None,
+) -> Survey:
+    """Executions of `owners` (none: of all) created before position `below`, newest first."""
+    statement, values = newest_first(owners, status, session_id, below)
+    found = [_Found(*one) for one in connection.execute(statement, (*values, limit + 1))]
+    return Survey(
+        rows=[one.row for one in found[:limit]],
+        next_cursor=cursor_at(found[limit - 1].pos) if len(found) > limit else None,
     )
+
+
+def newest_first(
+    owners: Collection[str], status: str | None, session_id: str | None, below: int | None
+) -> tuple[str, tuple[str | int, ...]]:
+    """The statement of one page and its values, but for the last one, its length."""
+    filters: dict[str, tuple[str | int, ...]] = {}
+    if owners:
+        filters["owner = ?" if len(owners) == 1 else f"owner IN ({', '.join('?' * len(owners))})"] = (
+            *owners,
+        )
+    if session_id is not None:
+        filters["session_id = ?"] = (session_id,)
+    if status is not None:
+        # A session is shorter than all that has a status: the plus keeps SQLite from the index of the latter.
+        filters["status = ?" if session_id is None else "+status = ?"] = (status,)
+    if below is not None:
+        filters["executions.pos < ?"] = (below,)
+    where = f" WHERE {' AND '.join(filters)}" if filters else ""
+    statement = f"SELECT {_ROW} FROM executions JOIN requests USING (pos){where} ORDER BY pos DESC LIMIT ?"
+    return statement, tuple(value for values in filters.values() for value in values)
 
 
 def delete(connection: sqlite3.Connection, execution_id: str, owner: str) -> None:
     """Remove every trace; the next run of the session then follows the one before."""
     if not check(connection, execution_id, owner=owner):
         raise StillRunning
+    _remove(connection, execution_id)
+
+
+OLDEST = (
+    "SELECT execution_id FROM executions WHERE ended_at <= ? AND format <= ? ORDER BY ended_at, pos LIMIT ?"
+)
+
+
+def prune(connection: sqlite3.Connection, before: float, limit: int) -> Sequence[str]:
+    """Remove those that ended first, of all that ended at `before` or earlier; gives their ids."""
+    gone = [name for (name,) in connection.execute(OLDEST, (before, LOG_FORMAT, limit)).fetchall()]
+    for execution_id in gone:
+        _remove(connection, execution_id)
+    return gone
+
+
+def _remove(connection: sqlite3.Connection, execution_id: str) -> None:
     connection.execute(
         "UPDATE executions SET previous = (SELECT previous FROM executions WHERE execution_id = :id)"
         " WHERE previous = :id",

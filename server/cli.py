@@ -162,21 +162,37 @@ def _add_storage(command: argparse.ArgumentParser) -> None:
 
 def _add_executions(commands: Any) -> None:
     top = commands.add_parser(
-        "executions", help="list, show or cancel executions", description="Look at what ran."
+        "executions",
+        help="list, show, cancel or remove executions",
+        description="Look at what ran, in the whole database.",
     )
     kinds = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    listing = _command(kinds, "list", _executions_list, "the newest executions")
-    listing.add_argument("--limit", type=int, default=20, help="how many (default 20)")
+    listing = _command(kinds, "list", _executions_list, "the newest executions, of every owner and profile")
+    listing.add_argument("--limit", type=int, default=20, metavar="N", help="how many (default 20)")
     listing.add_argument(
         "--status", choices=("working", "input_required", "completed", "failed", "cancelled")
     )
+    listing.add_argument("--session", metavar="ID", help="those of this session")
+    listing.add_argument("--cursor", help="go on where the page before ended, which says the cursor")
+    listing.add_argument(
+        "--owner", action="append", help="those of this owner, the name of a token or local (repeatable)"
+    )
+    _add_config(listing)
     show = _command(kinds, "show", _executions_show, "one execution, step by step")
     show.add_argument("execution_id")
     show.add_argument("--follow", action="store_true", help="show the steps as they come, up to the end")
     cancel = _command(kinds, "cancel", _executions_cancel, "ask one execution to end now")
     cancel.add_argument("execution_id")
-    for command in (listing, show, cancel):
-        command.add_argument("--owner", default="local", help="whose (the name of a token; default: local)")
+    prune = _command(kinds, "prune", _executions_prune, "remove old finished executions, everybody's")
+    prune.add_argument(
+        "--older-than",
+        type=float,
+        metavar="DAYS",
+        help="those that ended so long ago (LOOPWRIGHT_RETENTION_DAYS, default 30; 0: all that have ended)",
+    )
+    for command in (show, cancel):
+        command.add_argument("--owner", help="only when it is this one's")
+    for command in (listing, show, cancel, prune):
         _add_storage(command)
 
 
@@ -193,16 +209,20 @@ class _Version(argparse.Action):
 
 def _serve(arguments: argparse.Namespace) -> int:
     settings = settings_of(arguments)
+    from .limits import raise_open_files
     from .serving import GRACE, serve
 
+    raise_open_files()
     grace = GRACE if arguments.grace is None else max(0.0, arguments.grace)
     return asyncio.run(serve(settings, grace=grace))
 
 
 def _stdio(arguments: argparse.Namespace) -> int:
     settings = settings_of(arguments)
+    from .limits import raise_open_files
     from .stdio import stdio
 
+    raise_open_files()
     return stdio(settings)
 
 
@@ -212,8 +232,10 @@ def _run(arguments: argparse.Namespace) -> int:
 
     from executor.schema import TaskRequest
 
+    from .limits import raise_open_files
     from .run_once import run_once
 
+    raise_open_files()
     prompt = sys.stdin.read() if arguments.task == "-" else arguments.task
     given = {
         "prompt": prompt,
@@ -246,25 +268,41 @@ def _mcp_config(arguments: argparse.Namespace) -> int:
 
 def _executions_list(arguments: argparse.Namespace) -> int:
     settings = settings_of(arguments, quiet=True)
-    from .inspection import list_executions
+    from .records import list_executions
 
-    return asyncio.run(list_executions(settings, arguments.owner, arguments.status, arguments.limit))
+    return asyncio.run(
+        list_executions(
+            settings,
+            owners=arguments.owner or (),
+            status=arguments.status,
+            session_id=arguments.session,
+            limit=arguments.limit,
+            cursor=arguments.cursor,
+        )
+    )
 
 
 def _executions_show(arguments: argparse.Namespace) -> int:
     settings = settings_of(arguments, quiet=True)
-    from .inspection import show_execution
+    from .records import show_execution
 
     return asyncio.run(
-        show_execution(settings, arguments.owner, arguments.execution_id, follow=arguments.follow)
+        show_execution(settings, arguments.execution_id, owner=arguments.owner, follow=arguments.follow)
     )
 
 
 def _executions_cancel(arguments: argparse.Namespace) -> int:
     settings = settings_of(arguments, quiet=True)
-    from .inspection import cancel_execution
+    from .records import cancel_execution
 
-    return asyncio.run(cancel_execution(settings, arguments.owner, arguments.execution_id))
+    return asyncio.run(cancel_execution(settings, arguments.execution_id, owner=arguments.owner))
+
+
+def _executions_prune(arguments: argparse.Namespace) -> int:
+    settings = settings_of(arguments, quiet=True)
+    from .records import prune_executions
+
+    return asyncio.run(prune_executions(settings, older_than=arguments.older_than))
 
 
 def _demo(arguments: argparse.Namespace) -> int:

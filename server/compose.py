@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,16 +33,27 @@ VERSION = version("loopwright")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Opened:
-    """What a door needs, open."""
+class Parts:
+    """What a door needs: put together, and at work within `running`, which may be entered again and again."""
 
     settings: Settings
     executor: AgenticLoopExecutor
     tools: McpTools
+    log: EventLog
 
     @property
     def executions(self) -> Executions:
         return self.executor.executions
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Open what is needed, in order, and close it in reverse. Raises `LoopwrightError` for a database at fault."""
+        await self.log.open()  # first: a database at fault shows before any child process is started
+        try:
+            async with self.tools, self.executor:
+                yield
+        finally:
+            await self.log.close()
 
 
 def tool_config(settings: Settings) -> Config:
@@ -89,45 +101,47 @@ def policy(settings: Settings, providers: Providers, agent: Agent[Any, Any] | No
     return Policy(
         default_model=own or settings.model,
         models=settings.models if own is None else (own,),
-        priced=providers.price_known,
+        priced=partial(providers.price_known, agent=agent),
     )
 
 
-@asynccontextmanager
-async def opened(
-    settings: Settings, *, take_over: bool = True, own_url: str | None = None
-) -> AsyncIterator[Opened]:
-    """An executor at work, on the database and with the tools that the settings name.
+def composed(settings: Settings, *, take_over: bool = True, own_url: str | None = None) -> Parts:
+    """An executor on the database and with the tools that the settings name, not yet at work.
 
-    `take_over`: go on with what other processes of the profile left unfinished. `own_url`: our own MCP
-    endpoint, left out of the tools. Raises `SettingsError`, and `LoopwrightError` for a database at fault.
+    Reads files and imports the user's own agent: not for an event loop that has anything else to do.
+    `take_over`: go on with what other processes of the profile left unfinished, and remove what is too old.
+    `own_url`: our own MCP endpoint, left out of the tools. Raises `SettingsError`.
     """
-    config, name, agent = await asyncio.to_thread(
-        lambda: (tool_config(settings), profile(settings), own_agent(settings))
-    )
-    log = store(settings)
+    config, agent, log = tool_config(settings), own_agent(settings), store(settings)
     providers = Providers(agent=agent, timeout=settings.model_timeout, streaming=settings.model_streaming)
     tools = McpTools(config, default_timeout=settings.tool_timeout, own_url=own_url, version=VERSION)
     executor = AgenticLoopExecutor(
         {},
         [],
-        name=name,
+        name=profile(settings),
         log=log,
         tools=tools,
         providers=providers,
         policy=policy(settings, providers, agent),
         tool_timeout=settings.tool_timeout,
+        approval_timeout=settings.approval_timeout,
+        retention_days=(settings.retention_days or None) if take_over else None,
         partial_answer=settings.partial_answer,
         max_running=settings.max_running,
         max_queued=settings.max_queued,
         take_over=take_over,
     )
-    await log.open()  # first: a database at fault shows before any child process is started
-    try:
-        async with tools, executor:
-            yield Opened(settings=settings, executor=executor, tools=tools)
-    finally:
-        await log.close()
+    return Parts(settings=settings, executor=executor, tools=tools, log=log)
+
+
+@asynccontextmanager
+async def opened(
+    settings: Settings, *, take_over: bool = True, own_url: str | None = None
+) -> AsyncIterator[Parts]:
+    """What `composed` gives, at work. Raises `SettingsError`, and `LoopwrightError` for a database at fault."""
+    parts = await asyncio.to_thread(composed, settings, take_over=take_over, own_url=own_url)
+    async with parts.running():
+        yield parts
 
 
 def tools_status(tools: McpTools) -> dict[str, Any]:

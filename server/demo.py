@@ -26,7 +26,7 @@ import mcp
 from executor.schema import ExecutionHistory
 
 from .console import end_line, give, printable, say
-from .inspection import steps_table
+from .records import steps_table
 from .settings import PREFIX, Settings, SettingsError, config_folder, read_env_file
 from .snippets import own_command
 

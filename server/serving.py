@@ -13,7 +13,7 @@ import logging
 import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext
 
 import uvicorn
 from starlette.applications import Starlette
@@ -22,7 +22,7 @@ from starlette.types import ASGIApp
 from executor.executions import Executions
 
 from .app import create_app
-from .compose import VERSION, Opened, opened
+from .compose import VERSION, Parts, opened
 from .console import say
 from .guard import Authority
 from .mcp_server import mcp_routes
@@ -68,14 +68,23 @@ def check_names(settings: Settings) -> None:
             )
 
 
-def make_app(parts: Opened, *, port: int) -> ASGIApp:
-    """The HTTP routes and `/mcp`, behind one guard. Raises `SettingsError`."""
+def make_app(
+    parts: Parts,
+    *,
+    port: int | None = None,
+    around: Callable[[], AbstractAsyncContextManager[object]] = nullcontext,
+) -> ASGIApp:
+    """The HTTP routes and `/mcp`, behind one guard.
+
+    `port`: the one that clients see, where it is not the socket's own. `around`: what the app's lifespan enters
+    first; without it `parts` are at work already, and stay so until the last answer.
+    """
     settings = parts.settings
     routes, running = mcp_routes(mcp_door(parts))
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
-        async with running:  # the executions are open already, and stay so until the last answer
+        async with around(), running:
             yield
 
     return create_app(

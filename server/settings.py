@@ -25,9 +25,6 @@ from executor.schema import Model
 from executor.tools import TOOL_TIMEOUT
 
 PREFIX = "LOOPWRIGHT_"
-_LATER = ("RETENTION_DAYS",)
-"""Settings of a later version: known, so that one file serves both."""
-
 _ASSIGNMENT = re.compile(r"(?:export\s+)?(?P<name>[A-Za-z_][A-Za-z0-9_]*)\s*=(?P<value>.*)")
 
 OnDisconnect = Literal["cancel", "continue"]
@@ -90,6 +87,14 @@ class Settings(BaseSettings):
     )
     model_timeout: float = Field(
         default=ANSWER_TIMEOUT, gt=0, description="seconds that one model answer may take, above 0"
+    )
+    approval_timeout: float | None = Field(
+        default=None,
+        gt=0,
+        description="seconds that a question may stay open, above 0, or leave it out: for ever",
+    )
+    retention_days: float = Field(
+        default=30, ge=0, description="days that finished runs are kept, from 0 (0: for ever)"
     )
     model_streaming: bool = Field(default=False, description="true or false")
     partial_answer: bool = Field(default=True, description="true or false")
@@ -190,7 +195,7 @@ def read_env_file(path: Path) -> dict[str, str]:
 
 def refuse_unknown(environment: Mapping[str, str]) -> None:
     """A misspelt setting must not go unnoticed: it may be the one that protects."""
-    known = [PREFIX + name.upper() for name in Settings.model_fields] + [PREFIX + name for name in _LATER]
+    known = [PREFIX + name.upper() for name in Settings.model_fields]
     for name in environment:
         if name.upper().startswith(PREFIX) and name.upper() not in known:
             close = difflib.get_close_matches(name.upper(), known, n=1)

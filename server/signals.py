@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -26,6 +27,34 @@ def on_stop_signal(stop: Callable[[], None]) -> Iterator[None]:
         loop.call_soon_threadsafe(stop)
 
     before = {number: signal.signal(number, heard) for number in STOP_SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def also_on_stop_signal(stop: Callable[[], None]) -> Iterator[None]:
+    """Call `stop` on the running event loop for each signal that asks us to stop, before whatever would have
+    happened anyway. Only the main thread hears signals: in another one this does nothing."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+    loop = asyncio.get_running_loop()
+
+    def heard(number: int, frame: FrameType | None) -> None:
+        loop.call_soon_threadsafe(stop)
+        handler = before[signal.Signals(number)]
+        if callable(handler):
+            handler(number, frame)
+        elif handler == signal.SIG_DFL:
+            signal.signal(number, handler)
+            signal.raise_signal(number)
+
+    for number in STOP_SIGNALS:
+        signal.signal(number, heard)
     try:
         yield
     finally:

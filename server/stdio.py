@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 import mcp.client.stdio as downstream
 
-from .compose import VERSION, Opened, opened, tools_status
+from .compose import VERSION, Parts, opened, tools_status
 from .mcp_server import McpDoor, mcp_server
 from .mcp_stdio import run_stdio
 from .settings import Settings
@@ -29,7 +29,7 @@ def stdio(settings: Settings) -> int:
     return run_stdio(compose)
 
 
-def mcp_door(parts: Opened) -> McpDoor:
+def mcp_door(parts: Parts) -> McpDoor:
     """The MCP door as the settings want it."""
     settings = parts.settings
     return mcp_server(

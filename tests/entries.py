@@ -66,10 +66,13 @@ async def append(
     session: str | None = None,
     epoch: int | None = 1,
     owner: str | None = None,
+    ended_at: float = 2.0,
 ) -> list[Entry]:
     """Append events with these seqs, the last of them final on demand, and return them."""
     entries = [entry(seq, final=final and seq == seqs[-1]) for seq in seqs]
     snapshot = execution(name, seqs[-1], "completed" if final else status, session=session)
+    if final:
+        snapshot = snapshot.model_copy(update={"ended_at": ended_at})
     await log.append(name, entries, snapshot=snapshot, epoch=epoch, owner=owner)
     return entries
 

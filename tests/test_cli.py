@@ -3,22 +3,31 @@
 import asyncio
 import json
 import signal
+import sqlite3
 import subprocess
 import sys
+import time
+from contextlib import closing
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from executor import AgenticLoopExecutor
+from executor.errors import NewerFormat, NotFound
+from executor.retention import DAY
 from executor.schema import Execution, TaskRequest
 from server.cli import main, parser
+from server.compose import store
 from server.console import printable, table
-from server.inspection import cancel_execution, list_executions, show_execution, show_tools
+from server.inspection import show_tools
+from server.records import cancel_execution, list_executions, prune_executions, show_execution
 from server.run_once import exit_code, run_once
 from server.settings import Settings
 from server.snippets import CLIENTS, snippet
-from tests.children import loopwright
+from tests.children import PATIENCE, loopwright
+from tests.entries import append, new
 from tests.requirements import requirement
 
 
@@ -170,12 +179,12 @@ async def test_what_ran_is_listed_shown_and_followed(
     await run_once(used, TaskRequest(prompt="Do it."))
     capsys.readouterr()
 
-    await list_executions(used, "local", None, 20)
+    await list_executions(used)
     listed = capsys.readouterr().out
     execution_id = listed.split()[0]
-    assert listed.split()[3:] == ["completed", "answer", "Do", "it."]
+    assert listed.split()[3:] == ["completed", "answer", "local", "Do", "it."]
 
-    await show_execution(used, "local", execution_id, follow=False)
+    await show_execution(used, execution_id)
     shown = capsys.readouterr().out.splitlines()
     assert [line.split()[:3] for line in shown] == [
         ["step", "turn", "action"],
@@ -184,23 +193,152 @@ async def test_what_ran_is_listed_shown_and_followed(
     ]
     assert shown[-1].endswith(r"done\x1b[31m")
 
-    await show_execution(used, "local", execution_id, follow=True)
+    await show_execution(used, execution_id, follow=True)
     followed = capsys.readouterr().out.splitlines()
     assert len(followed) == 5  # thinking, tool_call, error, tool_result, final_answer
     assert followed[-1] == r"Ended (answer): done\x1b[31m"
 
 
-async def test_nobody_sees_what_belongs_to_somebody_else(
+async def record(used: Settings, name: str, *, at: float = 2.0, **more: Any) -> None:
+    """An execution that has ended, of the profile `default` unless another is named."""
+    log = store(used)
+    await log.open()
+    await log.create(new(name, driver=None, **more))
+    await append(log, name, 1, final=True, epoch=None, ended_at=at, session=more.get("session"))
+    await log.close()
+
+
+def ids(out: str) -> list[str]:
+    return [line.split()[0] for line in out.splitlines()]
+
+
+@requirement("cli:executions")
+async def test_the_list_is_the_operators_filtered_and_in_pages(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     used = settings(tmp_path)
-    await run_once(used, TaskRequest(prompt="Do it."))
-    capsys.readouterr()
+    for number, owner in enumerate(("ann", "bob", "ann", "local")):
+        await record(used, f"e{number}", owner=owner, session="s" if number < 2 else None)
 
-    await list_executions(used, "ann", None, 20)
+    async def listed(**options: Any) -> tuple[list[str], str]:
+        assert await list_executions(used, **options) == 0
+        out, err = capsys.readouterr()
+        return ids(out), err
 
-    out, err = capsys.readouterr()
-    assert (out, err) == ("", f"No executions of 'ann' in {used.database}.\n")
+    assert await listed() == (["e3", "e2", "e1", "e0"], "")
+    assert await listed(owners=["ann"]) == (["e2", "e0"], "")
+    assert await listed(owners=["ann", "bob"], session_id="s") == (["e1", "e0"], "")
+    assert await listed(status="completed", limit=4) == (["e3", "e2", "e1", "e0"], "")
+    assert await listed(status="failed", owners=["ann"]) == (
+        [],
+        f"No such executions of ann in {used.database}.\n",
+    )
+    first, more = await listed(limit=3)
+    await record(used, "e4")
+    assert (first, more.startswith("There are more: go on with --cursor ")) == (["e3", "e2", "e1"], True)
+    assert await listed(cursor=more.split()[-1]) == (["e0"], "")
+
+
+@requirement("cli:executions")
+@requirement("log:newer-format")
+async def test_the_list_names_what_processes_with_these_settings_leave_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    used = settings(tmp_path)
+    await record(used, "ours")
+    await record(used, "theirs", profile="/home/ann/other/mcp.json")
+    await record(used, "newer", owner="local")
+    with closing(sqlite3.connect(tmp_path / "runs.db")) as database, database:
+        database.execute("UPDATE executions SET format = 7 WHERE execution_id = 'newer'")
+
+    await list_executions(used)
+    assert [line.partition("the task of ")[2] for line in capsys.readouterr().out.splitlines()] == [
+        "newer   [format 7: of a newer Loopwright]",
+        "theirs  [profile /home/ann/other/mcp.json]",
+        "ours",
+    ]
+    for command in (show_execution, cancel_execution):
+        with pytest.raises(NewerFormat):
+            await command(used, "newer")
+
+
+@requirement("cli:executions")
+async def test_whoever_has_the_database_sees_every_execution_and_an_owner_only_their_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    used = settings(tmp_path)
+    log = store(used)
+    await log.open()
+    async with AgenticLoopExecutor({}, [], log=log, model=used.model) as executor:
+        events = [event async for event in executor.execute(TaskRequest(prompt="Do it."), owner="ann")]
+
+    execution_id = events[-1].execution_id
+    assert await show_execution(used, execution_id) == 0
+    assert await show_execution(used, execution_id, owner="ann") == 0
+    with pytest.raises(NotFound):
+        await show_execution(used, execution_id, owner="local")
+    with pytest.raises(NotFound):
+        await cancel_execution(used, execution_id, owner="local")
+
+
+@requirement("cli:executions")
+def test_a_run_of_another_process_is_followed_live_and_cancelled_from_here(tmp_path: Path) -> None:
+    used = settings(tmp_path, "- calls: [{name: nothing}]\n- delay: 600")
+
+    async def story() -> None:
+        assert used.model is not None
+        where = ("--database", used.database)
+        async with loopwright("run", "Wait.", "--model", used.model, *where, cwd=tmp_path) as run:
+            execution_id = (await run.hears(r"^execution (\w{26}), model scripted:"))[1]
+            show = ("executions", "show", execution_id, "--follow", *where)
+            async with loopwright(*show, cwd=tmp_path) as reader, asyncio.timeout(PATIENCE):
+                assert reader.process.stdout is not None
+                seen = [await reader.process.stdout.readline() for _ in range(4)]
+                assert [b"nothing" in line for line in seen[1:]] == [True] * 3
+                assert await cancel_execution(used, execution_id) == 0
+                rest = (await reader.process.stdout.read()).decode().splitlines()
+                assert (await reader.ended(), rest[-1].startswith("Ended (cancelled)")) == (0, True)
+            assert await run.ended() == 130
+
+    asyncio.run(story())
+
+
+@requirement("log:retention")
+@requirement("cli:executions")
+async def test_prune_removes_what_ended_long_ago_whoever_owns_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    used = settings(tmp_path)
+    now = time.time()
+    for name, days in (("a", 31), ("b", 29), ("c", 40), ("d", 1)):
+        await record(used, name, owner=name, profile=f"of {name}", at=now - days * DAY)
+    left = []
+    for options in ({"older_than": None}, {"older_than": 28.5}, {"older_than": 0.0}):
+        assert await prune_executions(used, **options) == 0
+        said = capsys.readouterr().err
+        await list_executions(used)
+        left.append((said.split()[0], ids(capsys.readouterr().out)))
+    assert left == [("2", ["d", "b"]), ("1", ["d"]), ("1", [])]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "days", "said"),
+    [
+        ([], "0", "LOOPWRIGHT_RETENTION_DAYS is 0, nothing is ever too old: say with --older-than DAYS"),
+        (["--older-than", "-1"], "30", "--older-than cannot be used: set it to a number of days, from 0."),
+        (["--older-than", "nan"], "30", "--older-than cannot be used: set it to a number of days, from 0."),
+    ],
+)
+def test_prune_removes_nothing_that_nobody_meant(
+    arguments: list[str],
+    days: str,
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("LOOPWRIGHT_RETENTION_DAYS", days)
+    assert main(["executions", "prune", "--ephemeral", *arguments]) == 2
+    assert capsys.readouterr().err.startswith(f"loopwright: {said}")
 
 
 def test_a_run_of_another_process_is_cancelled_from_here(tmp_path: Path) -> None:
@@ -211,7 +349,7 @@ def test_a_run_of_another_process_is_cancelled_from_here(tmp_path: Path) -> None
         run = ("run", "Wait.", "--model", used.model, "--database", used.database)
         async with loopwright(*run, cwd=tmp_path) as child:
             execution_id = (await child.hears(r"^execution (\w{26}), model scripted:"))[1]
-            assert await cancel_execution(used, "local", execution_id) == 0
+            assert await cancel_execution(used, execution_id) == 0
             assert await child.ended() == 130
             await child.hears(rf"^{execution_id} cancelled")
 

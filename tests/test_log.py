@@ -19,7 +19,7 @@ from executor.errors import (
     StillRunning,
     StorageUnavailable,
 )
-from executor.log import Created, Entry, EventLog, Lease, Page, Row
+from executor.log import Created, Entry, EventLog, Lease, Page, Row, Survey
 from executor.memory_log import InMemoryLog
 from executor.schema import PendingApproval
 from executor.sqlite_log import SqliteLog
@@ -234,6 +234,68 @@ async def test_a_deleted_execution_leaves_the_chain_of_its_session(log: EventLog
         await append(log, name, 1, final=True, session="s")
     await log.delete("b", owner=OWNER)
     assert (await log.get("c")).previous == "a"
+
+
+async def test_the_operator_sees_everybodys_executions_with_what_is_stored_beside_them(log: EventLog) -> None:
+    await log.create(new("a", session="s"))
+    await append(log, "a", 1, final=True, session="s")
+    await log.create(new("b", owner="bob", profile="other"))
+    await log.create(new("c", owner="carol", driver=None))
+    a = Row(
+        execution=execution("a", 1, "completed", session="s"),
+        owner=OWNER,
+        profile=PROFILE,
+        previous=None,
+        driver=None,
+        epoch=1,
+    )
+    b = Row(execution=execution("b"), owner="bob", profile="other", previous=None, driver=ME, epoch=1)
+    c = Row(execution=execution("c"), owner="carol", profile=PROFILE, previous=None, driver=None, epoch=0)
+    assert await log.survey() == Survey(rows=[c, b, a], next_cursor=None)
+    assert await log.survey(owners=["bob", "carol"], status="working") == Survey(
+        rows=[c, b], next_cursor=None
+    )
+    assert await log.survey(owners=["nobody"]) == Survey(rows=[], next_cursor=None)
+    assert await log.survey(session_id="s") == Survey(rows=[a], next_cursor=None)
+    first_page = await log.survey(limit=2)
+    assert first_page.rows == [c, b]
+    await log.create(new("d"))
+    assert await log.survey(limit=2, cursor=first_page.next_cursor) == Survey(rows=[a], next_cursor=None)
+
+
+async def names(log: EventLog) -> str:
+    return "".join(row.execution.execution_id for row in (await log.survey()).rows)
+
+
+@requirement("log:retention")
+async def test_what_ended_first_is_pruned_a_few_at_a_time_of_every_owner_and_profile(log: EventLog) -> None:
+    ends = {"a": (40.0, OWNER, PROFILE), "b": (10.0, "bob", PROFILE), "c": (20.0, OWNER, "other")}
+    for name, (ended_at, owner, profile) in ends.items():
+        await log.create(new(name, owner=owner, profile=profile, key="k" if name != "c" else None))
+        await append(log, name, 1, 2, final=True, ended_at=ended_at)
+    await log.create(new("d"))
+    await append(log, "d", 1)
+    await log.create(new("e"))
+    await append(log, "e", 1, status="input_required")
+    assert (await log.prune(9.9, limit=5), await names(log)) == (0, "edcba")
+    assert (await log.prune(39.9, limit=1), await names(log)) == (1, "edca")
+    assert (await log.prune(39.9, limit=5), await names(log)) == (1, "eda")
+    assert (await log.prune(40.0, limit=5), await names(log)) == (1, "ed")
+    assert (await log.prune(1e12, limit=5), await names(log)) == (0, "ed")
+    with pytest.raises(NotFound):
+        await log.read("a")
+    assert (await log.create(new("f", key="k", request_hash="other"))).fresh
+
+
+@requirement("log:retention")
+async def test_a_session_goes_on_after_what_was_pruned_of_it(log: EventLog) -> None:
+    for number, name in enumerate("abcd"):
+        await log.create(new(name, session="s"))
+        await append(log, name, 1, final=True, session="s", ended_at=float(number))
+    assert await log.prune(1.0, limit=9) == 2
+    assert [(await log.get(name)).previous for name in "cd"] == [None, "c"]
+    assert (await log.create(new("e", session="s"))).fresh
+    assert (await log.get("e")).previous == "d"
 
 
 # ── append and read ──────────────────────────────────────────────────────────────────────────────────

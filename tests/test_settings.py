@@ -109,10 +109,20 @@ def test_a_misspelt_setting_is_refused_and_the_right_one_named(monkeypatch: pyte
     assert refusal() == "LOOPWRIGHT_TOKNES is no setting of Loopwright: did you mean LOOPWRIGHT_TOKENS?"
 
 
-def test_a_setting_of_a_later_version_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LOOPWRIGHT_RETENTION_DAYS", "30")
+def test_how_long_questions_and_finished_runs_are_kept_is_set_and_checked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("LOOPWRIGHT_APPROVAL_TIMEOUT", "600")
+    monkeypatch.setenv("LOOPWRIGHT_RETENTION_DAYS", "0")
+    settings = read_settings()
+    assert (settings.approval_timeout, settings.retention_days) == (600.0, 0.0)
 
-    read_settings()
+    monkeypatch.setenv("LOOPWRIGHT_APPROVAL_TIMEOUT", "0")
+    monkeypatch.setenv("LOOPWRIGHT_RETENTION_DAYS", "-1")
+    assert [line.partition(" cannot be used ")[0] for line in refusal().splitlines()] == [
+        "LOOPWRIGHT_APPROVAL_TIMEOUT",
+        "LOOPWRIGHT_RETENTION_DAYS",
+    ]
 
 
 def test_an_empty_setting_counts_as_not_set(monkeypatch: pytest.MonkeyPatch) -> None:

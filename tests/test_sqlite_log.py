@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import sqlite3
 import stat
@@ -16,8 +17,10 @@ import pytest
 
 from executor.database import APPLICATION_ID, MIGRATIONS, Database
 from executor.errors import Conflict, DatabaseRefused, LeaseLost, StorageUnavailable
-from executor.log import Entry, Lease
+from executor.log import Entry, Lease, Page, Row, Survey
+from executor.schema import Execution, TaskRequest
 from executor.sqlite_log import SqliteLog
+from executor.sqlite_rows import OLDEST, newest_first
 from tests.entries import (
     ME,
     OWNER,
@@ -145,9 +148,9 @@ async def in_writer(log: SqliteLog, work: Callable[[sqlite3.Connection], Any]) -
     return await log._writer.run(work)
 
 
-def query(path: Path, sql: str) -> list[Any]:
-    with closing(sqlite3.connect(path)) as connection:
-        return connection.execute(sql).fetchall()
+def query(path: Path, sql: str, *values: object) -> list[Any]:
+    with closing(sqlite3.connect(path)) as connection, connection:
+        return connection.execute(sql, values).fetchall()
 
 
 # ── several processes ────────────────────────────────────────────────────────────────────────────────
@@ -299,6 +302,71 @@ async def test_executions_of_a_later_format_are_left_to_those_who_know_it(log: S
     await in_writer(log, lambda connection: connection.execute("UPDATE executions SET format = 2").rowcount)
     assert await log.claim(ME, profile=PROFILE) == []
     assert (await log.get("a")).format == 2
+
+
+@requirement("log:newer-format")
+@pytest.mark.parametrize(
+    ("changes", "shown"),
+    [
+        ({"colour": "red"}, execution("a", 1, "completed")),
+        (
+            {"usage": "unheard of"},
+            execution("a", 1, "completed").model_copy(
+                update={
+                    "stop_reason": None,
+                    "request": TaskRequest(prompt="(written by a newer version of Loopwright)"),
+                }
+            ),
+        ),
+    ],
+    ids=["a field more", "a field that means something else"],
+)
+async def test_executions_of_a_later_format_are_listed_as_far_as_they_are_understood_and_kept(
+    log: SqliteLog, path: Path, changes: dict[str, Any], shown: Execution
+) -> None:
+    await log.create(new("a", key="k"))
+    await append(log, "a", 1, final=True)
+    snapshot = json.dumps({**json.loads(query(path, "SELECT snapshot FROM executions")[0][0]), **changes})
+    query(path, "UPDATE executions SET format = 99, snapshot = CAST(? AS BLOB)", snapshot)
+    row = Row(execution=shown, owner=OWNER, profile=PROFILE, previous=None, driver=None, epoch=1, format=99)
+    assert await log.get("a") == row
+    assert await log.survey() == Survey(rows=[row], next_cursor=None)
+    assert await log.list(OWNER) == Page(executions=[shown], next_cursor=None)
+    assert await log.with_key(OWNER, "k", "hash") == shown
+    assert await log.prune(1e12, limit=9) == 0
+
+
+OF_OWNER = "executions USING INDEX executions_of_owner (owner=?{})"
+OF_STATUS = "executions USING INDEX executions_of_status (owner=? AND status=?{})"
+OF_SESSION = "executions USING INDEX executions_of_session (owner=? AND session_id=?{})"
+
+
+@requirement("log:indexes")
+@pytest.mark.parametrize("below", [None, 7])
+@pytest.mark.parametrize(
+    ("status", "session_id", "index"),
+    [
+        (None, None, OF_OWNER),
+        ("failed", None, OF_STATUS),
+        (None, "s", OF_SESSION),
+        ("failed", "s", OF_SESSION),
+    ],
+)
+async def test_a_listing_reads_its_own_rows_and_no_others(
+    log: SqliteLog, path: Path, status: str | None, session_id: str | None, index: str, below: int | None
+) -> None:
+    statement, values = newest_first(["alice"], status, session_id, below)
+    plan = [row[3] for row in query(path, f"EXPLAIN QUERY PLAN {statement}", *values, 101)]
+    assert plan == [  # in the order wanted: nothing is sorted
+        f"SEARCH {index.format('' if below is None else ' AND pos<?')}",
+        "SEARCH requests USING INTEGER PRIMARY KEY (rowid=?)",
+    ]
+
+
+@requirement("log:indexes")
+async def test_what_is_old_enough_is_found_without_a_look_at_the_rest(log: SqliteLog, path: Path) -> None:
+    plan = [row[3] for row in query(path, f"EXPLAIN QUERY PLAN {OLDEST}", 1.0, 1, 10)]
+    assert plan == ["SEARCH executions USING INDEX executions_ended (ended_at<?)"]
 
 
 # ── one writer ───────────────────────────────────────────────────────────────────────────────────────
