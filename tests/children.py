@@ -6,7 +6,7 @@ import re
 import sys
 from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -65,14 +65,20 @@ class Child:
         self._news.set()
 
 
+def loopwright(
+    *arguments: str, cwd: Path, env: Mapping[str, str] | None = None, stdin: bool = False
+) -> AbstractAsyncContextManager[Child]:
+    """`loopwright <arguments>` as a child process, killed at the end if it still runs."""
+    return python(*ENTRY, *arguments, cwd=cwd, env=env, stdin=stdin)
+
+
 @asynccontextmanager
-async def loopwright(
+async def python(
     *arguments: str, cwd: Path, env: Mapping[str, str] | None = None, stdin: bool = False
 ) -> AsyncIterator[Child]:
-    """`loopwright <arguments>` as a child process, killed at the end if it still runs."""
+    """`python <arguments>` as a child process, killed at the end if it still runs."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
-        *ENTRY,
         *arguments,
         cwd=cwd,
         env={**os.environ, **(env or {})},

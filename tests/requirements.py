@@ -110,7 +110,11 @@ REQUIREMENTS: Final[dict[str, tuple[str, str]]] = {
     "downstream:config": ("`mcp.json` as assistants have it is read, our own entry skipped", "2 §3.5"),
     "downstream:patterns": ("allow, deny, read_only and idempotent act on a server's own names", "2 §3.5"),
     "downstream:failure": ("A server that is down costs its own tools only", "DESIGN §6"),
+    "owner:foreign": ("Another owner's execution, session and key are unknown at every door", "3 §2"),
+    "doors:decisions": ("Clients may approve and reject; only time makes a question expire", "3 §6"),
+    "mcp:inspector": ("The MCP Inspector lists our tools strictly and runs a task, in both eras", "3 §10"),
     # Embedded in somebody else's program
+    "embed:uvicorn": ("`uvicorn --factory server.asgi:app` serves it all and stops without a loss", "3 §8"),
     "embed:hosts": ("Our app, a Starlette host and a FastAPI host answer alike, under a prefix too", "3 §8"),
     "embed:restart": ("One app may start, stop and start again, and two may live in one process", "3 §8"),
     "embed:openapi": ("A FastAPI host's OpenAPI document can show our operations", "3 §8"),

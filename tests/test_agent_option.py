@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Iterator
+from decimal import Decimal
 from pathlib import Path
 
 import httpx2
 import pytest
 
+from executor.errors import InvalidRequest
 from executor.schema import TaskRequest
 from server.cli import main, parser
 from server.compose import opened, profile
@@ -80,6 +82,17 @@ async def test_serve_gives_requests_to_the_agent_and_lets_them_name_no_other_mod
 async def test_an_agent_without_a_model_leaves_the_choice_to_requests() -> None:
     async with opened(settings("own_agents:guest", model="gpt-4o-mini")) as parts:
         execution = (await parts.executions.start(TaskRequest(prompt="x", timeout_seconds=0.01))).execution
+    assert execution.request.model == "gpt-4o-mini"
+
+
+@requirement("execute:budget:cost")
+async def test_a_money_budget_needs_a_price_of_the_agents_own_model() -> None:
+    budget = TaskRequest(prompt="x", max_cost_usd=Decimal(1), timeout_seconds=0.01)
+    async with opened(settings("own_agents:helper", model="gpt-4o-mini")) as parts:
+        with pytest.raises(InvalidRequest, match="No price is known for model 'function:mine'"):
+            await parts.executions.start(budget)
+    async with opened(settings("own_agents:guest", model="gpt-4o-mini")) as parts:
+        execution = (await parts.executions.start(budget)).execution
     assert execution.request.model == "gpt-4o-mini"
 
 

@@ -19,7 +19,7 @@ from executor.errors import NewerFormat, NotFound
 from executor.retention import DAY
 from executor.schema import Execution, TaskRequest
 from server.cli import main, parser
-from server.compose import store
+from server.compose import opened, store
 from server.console import printable, table
 from server.inspection import show_tools
 from server.records import cancel_execution, list_executions, prune_executions, show_execution
@@ -155,6 +155,24 @@ async def test_a_call_that_needs_a_decision_is_declined_since_nobody_is_asked(
 
     assert code == 0
     assert "asks nobody" in capsys.readouterr().out
+
+
+@requirement("execute:approval:expiry")
+async def test_how_long_a_question_stays_open_is_a_setting(tmp_path: Path) -> None:
+    example = Path(__file__).parents[1] / "examples" / "files_server.py"
+    server = {
+        "command": sys.executable,
+        "args": [str(example), str(tmp_path)],
+        "loopwright": {"approve": ["*"]},
+    }
+    (tmp_path / "mcp.json").write_text(json.dumps({"mcpServers": {"files": server}}), encoding="utf-8")
+    used = settings(tmp_path, "- calls: [{name: files__list_files}]\n- text: done", approval_timeout=0.05)
+
+    async with asyncio.timeout(PATIENCE), opened(used) as parts:
+        events = [event async for event in parts.executor.execute(TaskRequest(prompt="List."))]
+
+    assert [event.approval.decision for event in events if event.approval] == [None, "expired"]
+    assert events[-1].content == "done"
 
 
 def test_a_run_that_is_no_answer_is_no_success() -> None:

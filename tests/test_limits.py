@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from server.cli import main
+
 SCRIPT = """
 import resource
 from server.limits import raise_open_files
@@ -54,3 +56,30 @@ def test_where_the_hard_limit_is_none_and_not_granted_the_most_possible_is_taken
 
     monkeypatch.setitem(sys.modules, "resource", Resource)
     assert (limits.raise_open_files(), taken) == (10_240, [(10_240, -1)])
+
+
+@pytest.mark.parametrize(
+    ("command", "does"),
+    [
+        (["serve", "--ephemeral"], "server.serving.serve"),
+        (["stdio", "--ephemeral"], "server.stdio.stdio"),
+        (["run", "x", "--ephemeral"], "server.run_once.run_once"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_every_command_that_runs_tasks_raises_the_limit_first(
+    command: list[str], does: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    story: list[str] = []
+
+    async def later() -> int:
+        return 0
+
+    def at_work(*_: object, **__: object) -> object:
+        story.append("at work")
+        return 0 if does == "server.stdio.stdio" else later()
+
+    monkeypatch.setattr("server.limits.raise_open_files", lambda: story.append("raised"))
+    monkeypatch.setattr(does, at_work)
+    assert main(command) == 0
+    assert story == ["raised", "at work"]
