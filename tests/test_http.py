@@ -233,6 +233,7 @@ async def test_the_listing_is_newest_first_in_pages_and_filtered(tmp_path: Path,
         for number in range(3):
             await d.run(str(number), session_id=f"s{number % 2}")
         pages = [await d.json(f"{EXECUTIONS}?limit=2")]
+        await d.run("meanwhile", session_id="s1")  # moves nothing of the pages that follow
         pages.append(await d.json(f"{EXECUTIONS}?limit=2&cursor={pages[0]['next_cursor']}"))
         of_s0 = await d.json(f"{EXECUTIONS}?session_id=s0&status=completed")
         working = await d.json(f"{EXECUTIONS}?status=working")

@@ -580,17 +580,24 @@ async def test_a_clean_end_leaves_the_file_alone(path: Path) -> None:
     assert left == ["log.db", "log.db.drivers"]
 
 
-async def test_deleting_leaves_nothing_of_an_execution_in_the_files(log: SqliteLog, path: Path) -> None:
-    for name in ("keeper", "secret-name"):
+@requirement("log:retention")
+@pytest.mark.parametrize("how", ["delete", "prune"])
+async def test_deleting_leaves_nothing_of_an_execution_in_the_files(
+    log: SqliteLog, path: Path, how: str
+) -> None:
+    for name, ended_at in (("keeper", 3.0), ("secret-name", 2.0)):
         await log.create(new(name, key=f"key of {name}", session=f"session of {name}"))
         body = Entry(1, "final_answer", b"content of " + name.encode() * 3_000, name.encode(), True)
-        await log.append(
-            name, [body], snapshot=execution(name, 1, "completed", session=f"session of {name}"), epoch=1
-        )
+        ended = execution(name, 1, "completed", session=f"session of {name}")
+        snapshot = ended.model_copy(update={"ended_at": ended_at})
+        await log.append(name, [body], snapshot=snapshot, epoch=1)
     await log.create(new("next", session="session of secret-name"))
     await append(log, "next", 1, final=True)
-    await log.delete("secret-name", owner=OWNER)
-    await log.delete("next", owner=OWNER)
+    if how == "prune":
+        assert await log.prune(2.0, limit=5) == 2
+    else:
+        await log.delete("secret-name", owner=OWNER)
+        await log.delete("next", owner=OWNER)
 
     def traces(of: bytes) -> list[int]:
         return [one.read_bytes().count(of) for one in (path, path.with_name("log.db-wal"))]
