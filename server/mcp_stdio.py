@@ -80,6 +80,10 @@ class Ending:
         if self._asked.is_set():
             wake()
 
+    @property
+    def by_signal(self) -> bool:
+        return self.code != 0
+
     def ask(self, code: int) -> None:
         """Begin the end, with this exit code; only the first time counts. From any thread, or a signal handler."""
         if self._asked.is_set():
@@ -189,10 +193,16 @@ class Outlet:
 async def serve_stdio(door: McpDoor, wire: Wire, ending: Ending) -> None:
     """Serve one client until its stdin ends, its stdout breaks, or `ending` is asked for.
 
-    `executions.closing` is set before any call is cut off: what is unfinished stays on record, and goes on at
-    the next start.
+    A signal sets `executions.closing` before any call is cut off: what is unfinished stays on record, and goes
+    on at the next start. The end of stdin is the client leaving: what it still waited for ends or goes on as
+    `on_disconnect` says, what was handed over goes on.
     """
-    inlet = Inlet(on_end=door.executions.closing.set)
+
+    def over() -> None:
+        if ending.by_signal:
+            door.executions.closing.set()
+
+    inlet = Inlet(on_end=over)
     outlet = Outlet(wire.stdout, on_broken=lambda: ending.ask(0))
     ending.call(inlet.end)
     inlet.start(wire.stdin, at_end=lambda: ending.ask(0))

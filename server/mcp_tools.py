@@ -32,6 +32,8 @@ log = logging.getLogger("loopwright.server")
 CANCEL_WAIT = 5.0
 """Seconds that `cancel_execution` waits for the run to be over."""
 FLUSH_WAIT = 1.0
+SETTLES = 1.0
+"""Seconds that a run gets to end when its caller stopped it or left."""
 STOPPED = "its caller stopped it or left"
 NEWEST = 5
 
@@ -99,6 +101,8 @@ class Tools:
         # Last, since the caller may also leave while the reply is made, and it will not reach them then.
         if caller.call.gone.is_set() and started.fresh and await caller.calls.wants_stop(caller.call):
             await self.executions.cancel(execution.execution_id, owner=caller.owner, reason=STOPPED)
+            # Over stdio the process may end with its caller: the run should have had its end by then.
+            await first_of(self.executions.settled(execution.execution_id), seconds=SETTLES)
         return reply
 
     async def _get(self, asked: GetExecution, caller: Caller) -> Reply:

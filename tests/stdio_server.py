@@ -85,7 +85,8 @@ async def compose() -> AsyncIterator[McpDoor]:
         log=None if database == "memory:" else SqliteLog(Path(database)),
     )
     async with executor:
-        yield mcp_server(executor.executions)
+        policy: Any = os.environ.get("ON_DISCONNECT", "cancel")
+        yield mcp_server(executor.executions, on_disconnect=policy)
 
 
 if __name__ == "__main__":

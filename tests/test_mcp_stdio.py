@@ -19,6 +19,7 @@ from mcp import Client, StdioServerParameters
 from mcp.client.stdio import stdio_client
 from mcp.shared.exceptions import MCPError
 
+from executor.schema import Execution
 from executor.sqlite_log import SqliteLog
 from tests.fake_models import Answer, FakeModels
 from tests.mcp_case import ERAS, Era, calls, structured
@@ -280,9 +281,49 @@ async def test_a_process_whose_reader_has_left_ends_within_three_seconds(tmp_pat
         assert await child.ends() == 0
 
 
+async def left_behind(tmp_path: Path) -> Execution:
+    """The one execution that the process left on record."""
+    log = SqliteLog(tmp_path / "log.db")
+    await log.open()
+    (left,) = (await log.list("local")).executions
+    await log.close()
+    return left
+
+
+async def goes_on(tmp_path: Path, model: str, left: Execution) -> dict[str, Any]:
+    """What the next process makes of it."""
+    async with started(tmp_path, model) as child:
+        await child.initialize()
+        await child.call(1, "get_execution", execution_id=left.execution_id)
+        done: dict[str, Any] = (await child.reply(1))["result"]["structuredContent"]
+        child.close_stdin()
+        assert await child.ends() == 0
+    return done
+
+
 @requirement("mcp:exit")
 @pytest.mark.parametrize("how", WAYS)
+@pytest.mark.parametrize("handed_over", [True, False])
 async def test_what_is_unfinished_stays_on_record_and_goes_on_at_the_next_start(
+    tmp_path: Path, how: str, handed_over: bool
+) -> None:
+    """Also what a call still waits for, unless that call's client left (and the policy leaves it running)."""
+    model = script(tmp_path, calls("hold"), {"text": "done after all"})
+    async with started(tmp_path, model, ON_DISCONNECT="continue") as child:
+        await child.initialize()
+        await child.call(1, "execute_task", prompt="p", wait_seconds=0 if handed_over else 60)
+        await child.complains("running: hold")
+        ask_to_end(child, how)
+        await child.ends()
+    left = await left_behind(tmp_path)
+    done = await goes_on(tmp_path, model, left)
+    assert left.status == "working"
+    assert (done["status"], done["answer"]) == ("completed", "done after all")
+
+
+@requirement("mcp:exit")
+@pytest.mark.parametrize("how", WAYS)
+async def test_a_client_that_leaves_ends_the_run_that_it_waits_for_and_a_signal_does_not(
     tmp_path: Path, how: str
 ) -> None:
     model = script(tmp_path, calls("hold"), {"text": "done after all"})
@@ -292,15 +333,7 @@ async def test_what_is_unfinished_stays_on_record_and_goes_on_at_the_next_start(
         await child.complains("running: hold")
         ask_to_end(child, how)
         await child.ends()
-    log = SqliteLog(tmp_path / "log.db")
-    await log.open()
-    (left,) = (await log.list("local")).executions
-    await log.close()
-    async with started(tmp_path, model) as child:
-        await child.initialize()
-        await child.call(1, "get_execution", execution_id=left.execution_id)
-        done = (await child.reply(1))["result"]["structuredContent"]
-        child.close_stdin()
-        assert await child.ends() == 0
-    assert left.status == "working"
-    assert (done["status"], done["answer"]) == ("completed", "done after all")
+    left = await left_behind(tmp_path)
+    assert (left.status, left.stop_reason) == (
+        ("cancelled", "cancelled") if how == "EOF" else ("working", None)
+    )
