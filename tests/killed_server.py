@@ -33,7 +33,7 @@ def killing(method: Any) -> Any:
         result = await method(*args, **kwargs)
         writes += 1
         if writes == KILL_AFTER:
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), getattr(signal, "SIGKILL", signal.SIGTERM))
         return result
 
     return wrapped
