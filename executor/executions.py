@@ -14,6 +14,7 @@ from fnmatch import fnmatchcase
 from typing import Any, Self
 from weakref import WeakValueDictionary
 
+from executor.arguments import checked_request
 from executor.engine import Engine
 from executor.errors import (
     AlreadyDecided,
@@ -159,6 +160,7 @@ class Executions:
         say to a new one. `depth`: how many agents stand above this run. Raises `InvalidRequest`,
         `ModelNotAllowed`, `SessionBusy`, `IdempotencyMismatch`, `Overloaded`, `Stopping`, `TooDeep`.
         """
+        checked_request(request)
         if self.closing.is_set():
             raise Stopping
         if depth > MAX_DEPTH:

@@ -15,7 +15,9 @@ from contextlib import aclosing
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, assert_never
 
+from executor.arguments import check_settings, checked_request
 from executor.engine import HEARTBEAT, MAX_QUEUED, MAX_RUNNING, SCAN, LocalEngine
+from executor.errors import BeyondTheLog
 from executor.executions import LOCAL, Executions, Policy, Started
 from executor.frames import RETRY_FRAME, sse_frame
 from executor.journal import Clock, Journal, last_word
@@ -23,7 +25,7 @@ from executor.log import Entry, EventLog, Lease
 from executor.memory_log import InMemoryLog
 from executor.outcomes import Broken, Decided, Done, Run, Stop, TakenOver, Think, Wait
 from executor.providers import Providers, model_of
-from executor.registry import Registered, RegistryTools
+from executor.registry import Registered, RegistryTools, check_registered
 from executor.retention import Retention
 from executor.schema import AgenticStepEvent, ExecutionHistory, TaskRequest
 from executor.state import State
@@ -129,7 +131,9 @@ class AgenticLoopExecutor:
     """Finishes tasks with a model and tools: three lines of a library user, and no server.
 
     `tool_registry` (name → async or plain callable, or `Tool`), `tool_schemas` (OpenAI function definitions)
-    and `system_prompt` are plain attributes, read at each use: assign to swap a backend. `model` is what a
+    and `system_prompt` are plain attributes, read at each use: assign to swap a backend. What can only be a
+    mistake in them raises `TypeError` or `ValueError` here; of what is assigned later, an entry that cannot be
+    used is left out, and said in the log. `model` is what a
     request that names none gets; `agent`, your own Pydantic AI agent (with `deps`), then takes the turns: its
     instructions, capabilities, settings and its model, if it has one, are kept; tools are those given here. `log` is in
     memory unless given; with a durable one, unfinished runs of the same `name` go on at the next start
@@ -165,6 +169,8 @@ class AgenticLoopExecutor:
         clock: Clock = time.time,
         jitter: Callable[[], float] = random.random,
     ) -> None:
+        check_settings(system_prompt=system_prompt, name=name, model=model, agent=agent, log=log, tools=tools)
+        check_registered(tool_registry, tool_schemas)
         self.tool_registry = tool_registry
         self.tool_schemas = tool_schemas
         self.system_prompt = system_prompt
@@ -257,6 +263,23 @@ class AgenticLoopExecutor:
             async for entry in entries:
                 yield AgenticStepEvent.model_validate_json(entry.data)
 
+    async def events(
+        self, execution_id: str, *, after: int = 0, owner: str = LOCAL
+    ) -> AsyncGenerator[AgenticStepEvent]:
+        """The events of a run that there is, as `execute` gives them: those after `after`, then live ones as
+        they come, up to the final one.
+
+        Only reads: closing the generator leaves the run alone. Raises `NotFound`, and `BeyondTheLog` for an
+        `after` that no event has had yet.
+        """
+        await self.open()
+        execution = await self.executions.get(execution_id, owner=owner)
+        if after > execution.last_seq:
+            raise BeyondTheLog(execution.last_seq)
+        async with aclosing(self.executions.events(execution_id, owner=owner, after=after)) as entries:
+            async for entry in entries:
+                yield AgenticStepEvent.model_validate_json(entry.data)
+
     async def stream_execution(
         self, request: TaskRequest, *, owner: str = LOCAL, detach: bool = False
     ) -> AsyncGenerator[bytes]:
@@ -268,6 +291,7 @@ class AgenticLoopExecutor:
                 yield sse_frame(entry)
 
     async def _entries(self, request: TaskRequest, *, owner: str, detach: bool) -> AsyncGenerator[Entry]:
+        checked_request(request)
         await self.open()
         starting = self._task(self.executions.start(request, owner=owner))
         ended = False

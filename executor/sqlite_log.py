@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import sqlite3
 import time
 from collections.abc import AsyncGenerator, Callable, Collection, Sequence
-from pathlib import Path
 from typing import TypeVar
 
 from executor import sqlite_rows as rows
+from executor.arguments import file_path
 from executor.database import Database
 from executor.errors import InvalidRequest, StorageUnavailable
 from executor.feed import REPLAY_PAGE, Feed, Tail
@@ -42,23 +43,26 @@ T = TypeVar("T")
 
 
 class SqliteLog:
-    """An `EventLog` in the SQLite file at `path`.
+    """An `EventLog` in the SQLite file at `path`, which is made when there is none, with its folders.
 
+    A relative path begins in the current folder, `~` is the user's own. Raises `TypeError` for what is no
+    path, `ValueError` for what names no file, such as a URL.
     `clock` (seconds) and `ttl` decide when a driver whose process lives, but says nothing, counts as gone;
     `locked_seconds` how long to wait for another process that keeps the file locked.
     """
 
     def __init__(
         self,
-        path: Path,
+        path: str | os.PathLike[str],
         *,
         clock: Callable[[], float] = time.monotonic,
         ttl: float = LEASE_TTL,
         locked_seconds: float = LOCKED_SECONDS,
         database: Database | None = None,
     ) -> None:
-        self._database = database or Database(path)
-        self._liveness = Liveness(path.with_name(f"{path.name}.drivers"), clock=clock, ttl=ttl)
+        file = file_path(path)
+        self._database = database or Database(file)
+        self._liveness = Liveness(file.with_name(f"{file.name}.drivers"), clock=clock, ttl=ttl)
         self._locked_seconds = locked_seconds
         self._feed = Feed(on_first=self._watch_others)
         self._drivers: set[str] = set()  # those that took part through this object

@@ -5,6 +5,7 @@ Knows nothing of where tools come from (`tool_clients/`) nor of when they run (`
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -56,6 +57,18 @@ class Tool:
     @property
     def retry_safe(self) -> bool:
         return self.read_only or self.idempotent
+
+
+def context_parameter(function: Callable[..., Any]) -> str | None:
+    """The name of the parameter that is annotated `ToolContext`, if there is one."""
+    target = function if hasattr(function, "__annotations__") else type(function).__call__
+    annotations: dict[str, Any] = getattr(inspect.unwrap(target), "__annotations__", {})
+    for name, annotation in annotations.items():
+        if name == "return":
+            continue
+        if annotation is ToolContext or (isinstance(annotation, str) and annotation.endswith("ToolContext")):
+            return name
+    return None
 
 
 class ToolFailure(Exception):

@@ -121,6 +121,9 @@ REQUIREMENTS: Final[dict[str, tuple[str, str]]] = {
     "embed:responses": ("`stream_execution` works in `EventSourceResponse` and `StreamingResponse`", "2 §1.5"),
     "embed:agent": ("A user's own agent keeps its instructions, capabilities and settings", "3 §8"),
     "embed:imports": ("Imports run one way; a library user loads no web, MCP or model package", "DESIGN §8"),
+    "embed:mistakes": ("A library user's mistake is named at construction, with its cure", "DESIGN §6"),
+    "embed:events": ("`events` gives a run again as `execute` gave it, after a restart too", "2 §1.5"),
+    "embed:logs": ("A log takes any path, and is found where the executor is", "DESIGN §7"),
     "embed:docs": ("Every code block of docs/embedding.md runs", "3 §8"),
     # What a newcomer meets
     "demo:end-to-end": ("The demo finishes a real job and exits 0", "2 §4.1"),

@@ -5,6 +5,7 @@ import math
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -83,7 +84,8 @@ async def test_a_schema_that_cannot_be_used_leaves_the_check_to_the_tool(schema:
     async def echo(**arguments: Any) -> Any:
         return arguments
 
-    assert (await observe(tool(echo, parameters=schema), {"a": 1})).result == {"a": 1}
+    unusable = replace(tool(echo), parameters_schema=schema)
+    assert (await observe(unusable, {"a": 1})).result == {"a": 1}
 
 
 @requirement("fail:unknown-tool")
@@ -320,10 +322,15 @@ def test_a_definition_without_a_callable_and_a_callable_without_one_are_not_offe
         {"name": "b"},
         {"name": "gone"},
     ]
-    tools = registered_tools({"a": known, "b": known, "bare": known, "m": marked}, definitions)
+    refused: list[Exception] = []
+    registry: dict[str, Any] = {"a": known, "b": known, "bare": known, "m": marked}
+    tools = registered_tools(registry, definitions, refuse=refused.append)
     assert sorted(tools) == ["a", "b", "m"]
     assert (tools["a"].description, tools["b"].parameters_schema) == (
         "first",
         {"type": "object", "properties": {}},
     )
     assert tools["m"] is marked
+    assert list(map(str, refused)) == [
+        "tool_schemas[2] defines 'gone', for which tool_registry has no function. There are: a, b, bare, m."
+    ]

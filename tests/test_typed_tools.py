@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from dataclasses import dataclass
 from typing import Any
@@ -94,5 +95,64 @@ def test_the_marks_of_a_pydantic_ai_tool_are_kept() -> None:
 
 
 def test_two_tools_of_one_name_are_refused() -> None:
-    with pytest.raises(ValueError, match="two tools have one name: picky, picky"):
-        typed_tools(picky, picky)
+    with pytest.raises(ValueError, match="two tools have one name, 'picky'"):
+        typed_tools(where, picky, picky)
+
+
+def test_marks_are_given_to_one_function_or_to_several() -> None:
+    tools = typed_tools(
+        distance, typed_tool(picky, needs_approval=True, timeout=3), read_only=True, sequential=True
+    )
+    marks = {
+        name: (tool.read_only, tool.idempotent, tool.needs_approval, tool.sequential, tool.timeout)
+        for name, tool in tools.items()
+    }
+    assert marks == {
+        "distance": (True, False, False, True, None),
+        "picky": (True, False, True, True, 3),
+    }
+    assert typed_tool(distance, idempotent=True).retry_safe
+
+
+async def test_a_typed_function_may_ask_for_its_tool_context_which_no_model_sees() -> None:
+    def keyed(unit: str, context: ToolContext) -> str:
+        return f"{context.key} in {unit}"
+
+    async def keyed_later(context: ToolContext, unit: str = "m") -> str:
+        """Keyed."""
+        return keyed(unit, context)
+
+    tools = typed_tools(keyed, keyed_later)
+    assert [[*tool.parameters_schema["properties"]] for tool in tools.values()] == [["unit"], ["unit"]]
+    assert tools["keyed_later"].description == "Keyed."
+    assert await tools["keyed"].call({"unit": "km"}, CONTEXT) == "e:c in km"
+    assert await tools["keyed_later"].call({}, CONTEXT) == "e:c in m"
+
+
+def _untyped(article, pieces: int = 1):  # type: ignore[no-untyped-def]
+    ...
+
+
+def _unknown(article: NoSuchType) -> None:  # type: ignore[name-defined]  # noqa: F821
+    ...
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (5, "A typed tool is a function, not something of type int."),
+        ([distance, picky], "typed_tools takes the functions themselves: typed_tools(price, stock)"),
+        (lambda x: x, "cannot be a typed tool: write a function (def) with a name of its own."),
+        (functools.partial(distance, b=Point(x=1)), "cannot be a typed tool: write a function (def)"),
+        (Point, "cannot be a typed tool: write a function (def) with a name of its own."),
+        (print, "print cannot be a typed tool: its parameter *args has no annotation"),
+        (dict.fromkeys, "cannot be a typed tool: its parameter iterable has no annotation"),
+        (max, "max cannot be a typed tool: no signature found"),
+        (_untyped, "_untyped cannot be a typed tool: its parameter article has no annotation"),
+        (_unknown, "_unknown cannot be a typed tool: name 'NoSuchType' is not defined"),
+    ],
+)
+def test_what_tells_the_model_too_little_is_refused_with_its_cure(given: Any, said: str) -> None:
+    with pytest.raises(TypeError) as caught:
+        typed_tools(given)
+    assert said in str(caught.value)
