@@ -13,7 +13,7 @@ from typing import Any, Final
 import httpx2
 import pytest
 
-from tests.fake_models import Answer, FakeModels
+from tests.fake_models import Answer, Call, FakeModels, Request
 from tests.http_client import EXECUTE, parse, served
 from tests.requirements import requirement
 
@@ -31,8 +31,11 @@ BLOCKS: Final = {
 PROGRAMS: Final = {
     "As a library": ["final_answer Done.", "1 steps"],
     "With your own agent": ["final_answer Done."],
-    "With a log that lasts": ["final_answer", "Done."],
+    "Marks, and questions": ["tool_result 10 x bolt ordered", "final_answer Done."],
+    "With a log that lasts": ["final_answer Done.", "Done."],
 }
+CALLS: Final = {"Marks, and questions": [Call("order", {"article": "bolt", "pieces": 10})]}
+"""What the model asks for in its first turn."""
 APPS: Final = {
     "In your own responses": [""],
     "In a Starlette app": [""],
@@ -55,7 +58,11 @@ def test_every_block_of_the_page_is_run_here() -> None:
 @requirement("embed:docs")
 @pytest.mark.parametrize("section", PROGRAMS)
 async def test_a_program_runs_to_its_end(tmp_path: Path, section: str) -> None:
-    async with asyncio.timeout(60), FakeModels(lambda request: Answer(text="Done.")) as fake:
+    def answer(request: Request) -> Answer:
+        first = len(request.body["messages"]) == 3  # the system's, the task, what is left
+        return Answer(calls=CALLS[section]) if first and section in CALLS else Answer(text="Done.")
+
+    async with asyncio.timeout(60), FakeModels(answer) as fake:
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-W", "error", "-c", BLOCKS[section]),
             cwd=tmp_path,
