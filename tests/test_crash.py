@@ -5,6 +5,7 @@ import json
 import os
 import re
 import signal
+import sqlite3
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -142,6 +143,8 @@ async def interrupted(place: Place, kill_after: int) -> tuple[list[Frame], list[
         except TimeoutError:
             assert whole_run, "neither killed nor at its end"
             return seen, [], False
+    on_record = stored(place.home / "log.db")
+    assert on_record[: len(seen)] == [(frame.seq, frame.data) for frame in seen]
     after: list[Frame] = []
     async with server(place) as (url, _), httpx2.AsyncClient(timeout=30) as client:
         if location is None:
@@ -155,9 +158,18 @@ async def interrupted(place: Place, kill_after: int) -> tuple[list[Frame], list[
         async with client.stream("GET", f"{url}{location}/events") as response:
             await frames_of(response, whole)
         history = (await client.get(f"{url}{location}")).json()
-    assert whole == seen + after, "byte for byte, no gap and no double"
+    assert whole == seen + after, "no gap and no double"
+    assert [(frame.seq, frame.data) for frame in whole][: len(on_record)] == on_record, "byte for byte"
     assert history["status"] == "completed" and len(history["tool_history"]) == 3
     return seen, after, True
+
+
+def stored(database: Path) -> list[tuple[int, str]]:
+    """The events that are durable: what a database that nobody has open holds."""
+    connection = sqlite3.connect(database)
+    rows = connection.execute("SELECT seq, data FROM events ORDER BY seq").fetchall()
+    connection.close()
+    return [(seq, data.decode()) for seq, data in rows]
 
 
 def shape(frames: list[Frame]) -> list[dict[str, Any]]:
@@ -189,6 +201,8 @@ async def test_a_killed_server_loses_nothing_and_repeats_nothing_on_record(tmp_p
         assert [frame.event["is_final"] for frame in frames] == [False] * (len(frames) - 1) + [True]
         assert effects["plain"] <= 1 and effects["plain2"] <= 1, "unmarked: at most once"
         assert effects["marked"] in (1, 2), "marked: at least once"
+        ended = [frame.event["tool_call"]["call_id"] for frame in seen if frame.name == "tool_result"]
+        assert effects["marked"] == 1 or "marked" not in ended, "a recorded result is not asked for again"
         on_record = {frame.event["iteration"] for frame in seen if frame.name == "thinking"}
         assert all(turns[iteration - 1] == 1 for iteration in on_record), (
             "a recorded answer is not asked for again"

@@ -10,6 +10,7 @@ import pytest
 
 from executor import AgenticLoopExecutor, TaskRequest, Tool
 from executor.errors import LeaseLost
+from executor.frames import from_entry
 from executor.log import Entry
 from executor.memory_log import InMemoryLog
 from executor.schema import Execution
@@ -98,9 +99,19 @@ async def run(
     before: list[Entry] = []
     for lives in (*deaths, None):
         log.lives = lives
+        asked, begun = script.asked.copy(), tally.begun.copy()
         execution_id = await drive(log, script, tally, execution_id)
         after = list(await log.read(execution_id))
         assert after[: len(before)] == before, "what was on record stays, byte for byte"
+        events = [from_entry(entry).event for entry in before]
+        for turn in range(sum(event.step_type == "thinking" for event in events)):
+            assert script.asked[turn] == asked[turn], "a recorded answer is not asked for again"
+        for event in events:
+            if event.step_type == "tool_result" and event.tool_call is not None:
+                call_id = event.tool_call.call_id
+                assert tally.begun[call_id] == begun[call_id], (
+                    "a call with a recorded result is not made again"
+                )
         before = after
     return before, script, tally
 

@@ -86,3 +86,32 @@ async def test_a_client_can_approve_and_reject_and_nothing_else(
     assert called["error"]["code"] == "invalid_request"
     assert "approve" in called["error"]["message"]
     assert (execution["status"], execution["last_seq"]) == ("input_required", asked["last_seq"])
+
+
+@requirement("model:scripted")
+@pytest.mark.parametrize(
+    ("models", "named"),
+    [
+        (("*",), "scripted:/etc/passwd"),  # the default allows every model, but no path on the server
+        (("gpt-4o", "anthropic/*"), "gpt-4o-mini"),
+        (("scripted:/scripts/*",), "scripted:/elsewhere.yaml"),
+    ],
+)
+async def test_a_request_names_only_models_that_the_operator_allows(
+    models: tuple[str, ...], named: str
+) -> None:
+    policy = Policy(default_model="gpt-4o", models=models)
+    async with (
+        asyncio.timeout(20),
+        AgenticLoopExecutor({}, [], policy=policy) as executor,
+        served(create_app(executor.executions)) as url,
+        httpx2.AsyncClient(base_url=url, trust_env=False) as http,
+        mcp.Client(mcp_server(executor.executions)) as over_mcp,
+    ):
+        body = {"prompt": "go", "model": named}
+        refused = await http.post(EXECUTE, json=body)
+        said = structured(await over_mcp.call_tool("execute_task", body))
+        listed = (await http.get(EXECUTIONS)).json()["executions"]
+    assert (refused.status_code, refused.json()["code"]) == (422, "model_not_allowed")
+    assert said["error"]["code"] == "model_not_allowed"
+    assert listed == []

@@ -63,6 +63,7 @@ async def test_a_consumer_of_agent_run_gets_call_result_answer_and_the_history_a
     async with lesson() as (executor, _), over_http(executor) as client:
         response = await client.post("/agent/run", json={"prompt": "How warm is it in Lyon?"})
         history = (await client.get(response.headers["location"])).json()
+        in_python = await executor.history(history["execution_id"])
     events = frames(response.text)
     assert [name for name, _ in events] == ["thinking", "tool_call", "tool_result", "final_answer"]
     (_, called), (_, result), (_, answer) = events[1:]
@@ -76,6 +77,7 @@ async def test_a_consumer_of_agent_run_gets_call_result_answer_and_the_history_a
     assert (answer["is_final"], answer["content"]) == (True, "21 degrees in Lyon.")
     assert history["tool_history"] == [result["tool_call"]]
     assert all(entry["duration_ms"] > 0 for entry in history["tool_history"])
+    assert in_python.model_dump(mode="json") == history
 
 
 async def test_do_swap_the_registry_without_touching_the_loop() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from executor import AgenticLoopExecutor, StepType, TaskRequest, Tool
+from executor.frames import from_entry
 from executor.schema import ExecutionHistory
 from tests.fake_models import Answer, Call, Fault, Request
 from tests.requirements import requirement
@@ -359,9 +360,8 @@ async def test_a_cancel_stops_the_tools_and_ends_with_one_final_event() -> None:
 
 
 @requirement("fail:cancel")
-@pytest.mark.parametrize("moment", range(12))
-async def test_a_cancel_at_any_moment_gives_one_final_event(moment: int) -> None:
-    """The cancel is asked for after `moment` events, or while the model thinks (even moments: at once)."""
+@pytest.mark.parametrize("moment", range(1, 21))
+async def test_a_cancel_after_any_event_gives_one_final_event(moment: int) -> None:
     script = [Answer(calls=[call("done", f"c{n}"), call("fails", f"f{n}")]) for n in range(3)] + [
         Answer(text="end")
     ]
@@ -377,6 +377,39 @@ async def test_a_cancel_at_any_moment_gives_one_final_event(moment: int) -> None
     assert [event.is_final for event in seen] == [False] * (len(seen) - 1) + [True]
     assert execution.status == ("cancelled" if seen[-1].stop_reason == "cancelled" else "completed")
     assert execution.last_seq == len(seen)
+
+
+@requirement("fail:cancel")
+@pytest.mark.parametrize("turn", [1, 2])
+async def test_a_cancel_while_the_model_thinks_ends_the_run_at_once(turn: int) -> None:
+    never = asyncio.Event()
+    script = [Answer(calls=[call("done", "a")]), Answer(text="end")]
+    script[turn - 1] = Answer(text="too late", hold=never)
+    async with running(script, {"done": done}) as (executor, fake), asyncio.timeout(5):
+        reading = asyncio.create_task(run(executor))
+        await fake.arrived(turn)
+        (execution,) = (await executor.executions.list()).executions
+        await executor.executions.cancel(execution.execution_id)
+        events = await reading
+    assert lines(events)[-2:] == [
+        "error cancelled: Cancel asked for: asked by the owner",
+        "error cancelled final: Cancelled.",
+    ]
+    assert len(fake.requests) == turn
+
+
+@requirement("fail:model-retry")
+async def test_the_waits_between_failures_grow_with_jitter_and_are_on_record(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Doubled each time, and half as much again with a jitter of 0.5."""
+    monkeypatch.setattr("executor.worker.FIRST_BACKOFF", 0.004)
+    script = [*[Answer(status=500)] * 4, Answer(text="end")]
+    async with running(script, jitter=lambda: 0.5, clock=lambda: 1000.0) as (executor, _):
+        events = await run(executor)
+        stored = [from_entry(e) for e in await executor.executions._log.read(events[0].execution_id)]
+    waits = [entry.private["not_before"] - 1000 for entry in stored[:4] if entry.private]
+    assert waits == pytest.approx([0.006, 0.012, 0.024, 0.048])
 
 
 @requirement("execute:own-task")
