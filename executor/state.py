@@ -26,7 +26,7 @@ from executor.outcomes import (
     Wait,
     arguments_sha256,
 )
-from executor.rules import CLOSING_REASONS, LIMITS, Recorder, call_sentence, plus
+from executor.rules import CLOSING_REASONS, LIMITS, Recorder, call_sentence
 from executor.schema import (
     AgenticStepEvent,
     Approval,
@@ -40,6 +40,7 @@ from executor.schema import (
     Usage,
 )
 from executor.text import cut
+from executor.turns import plus
 
 RESULTS_LEFT = 10
 RESULT_LEFT = 1_000

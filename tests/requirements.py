@@ -4,8 +4,8 @@
     async def test_ten_turns_are_allowed_and_the_eleventh_is_the_closing_one() -> None: ...
 
 `tests/test_requirements.py` checks both directions: a test names only promises that are listed here, and a
-promise that no test names is reported. Sources: `DESIGN §n` is docs/design.md's contract, `2 §n.m` a demand
-of issue 2.
+promise that no test names is reported. Sources: `DESIGN §n` is a section of the design that the project began
+with (docs/design.md is its page for the next engineer), `2 §n.m` a demand of issue 2.
 """
 
 import ast
