@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from executor.outcomes import CancelAsked, Stop, Think, ThoughtFailed, Wait
-from executor.rules import plus
 from executor.schema import Usage
+from executor.turns import plus
 from tests.fold import Story, asks, call, fails, no, says, stopped, unusable, works, yes
 from tests.requirements import requirement
 
