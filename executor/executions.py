@@ -29,6 +29,7 @@ from executor.frames import from_entry, to_entry
 from executor.history import history
 from executor.journal import Clock, check_format, fold
 from executor.log import Entry, EventLog, NewExecution, Page
+from executor.model_names import SCRIPTED, carries_address, leads_upwards
 from executor.outcomes import CancelAsked, Decided
 from executor.retention import Retention
 from executor.schema import Decision, Execution, ExecutionHistory, TaskRequest
@@ -57,13 +58,16 @@ class Policy:
     priced: Callable[[str], Awaitable[bool]] | None = None
 
     def allows(self, model: str) -> bool:
-        """A scripted model runs only where the operator names it: in `models`, or as the default."""
-        if model == self.default_model:
+        """A scripted model runs only where the operator names it: in `models`, or as the default. So does a name
+        that carries an address, and it must be named as it is: a glob stands for names."""
+        if model == self.default_model or model in self.models:
             return True
-        patterns = self.models
-        if model.startswith("scripted:"):
-            patterns = tuple(pattern for pattern in patterns if pattern.startswith("scripted:"))
-        return any(fnmatchcase(model, pattern) for pattern in patterns)
+        if model.startswith(SCRIPTED):
+            patterns = tuple(pattern for pattern in self.models if pattern.startswith(SCRIPTED))
+            return any(fnmatchcase(model, pattern) for pattern in patterns) and (
+                not leads_upwards(model) or f"{SCRIPTED}*" in patterns
+            )
+        return not carries_address(model) and any(fnmatchcase(model, pattern) for pattern in self.models)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,6 +217,11 @@ class Executions:
         if policy.default_model is not None and "model" not in request.model_fields_set:
             request = request.model_copy(update={"model": policy.default_model})
         if not policy.allows(request.model):
+            if not request.model.startswith(SCRIPTED) and carries_address(request.model):
+                raise ModelNotAllowed(
+                    "The model's name carries an address or a path, which a request may not choose: name a model; "
+                    "where it is served is the operator's setting (LOOPWRIGHT_MODEL may be any name)."
+                )
             raise ModelNotAllowed(
                 f"Model {request.model!r} may not be named here: the operator allows {', '.join(policy.models)} "
                 "(LOOPWRIGHT_MODELS)."
