@@ -19,6 +19,7 @@ from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.shared.exceptions import MCPError
 from mcp_types import (
     INVALID_PARAMS,
+    INVALID_REQUEST,
     CallToolRequestParams,
     CallToolResult,
     CancelledNotificationParams,
@@ -31,22 +32,28 @@ from mcp_types import (
     RequestId,
 )
 from starlette.datastructures import Headers
-from starlette.responses import JSONResponse
+from starlette.requests import ClientDisconnect
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from executor.executions import LOCAL, Executions
 from tool_clients.mcp_tools import DEPTH_META
 
 from .auth import OWNER_KEY, owner_of
+from .bodies import read_body
 from .mcp_calls import Call, CallKey, Calls, OnDisconnect
+from .mcp_lines import Unreadable, body
 from .mcp_progress import HEARTBEAT
 from .mcp_resources import RESOURCES, TEMPLATES, ToolsStatus, no_tools, read_resource
 from .mcp_schemas import INSTRUCTIONS, TOOLS
 from .mcp_tools import Caller, Tools
+from .problems import TooLarge, TooSlow
 
 WAIT_SECONDS: Final = 50.0
 MAX_BODY_BYTES: Final = 1024 * 1024
+MAX_SESSIONS: Final = 1_000
+"""Sessions of the handshake era that may be open over HTTP: each holds some 100 kB until it is idle for too long."""
 
 Context: TypeAlias = ServerRequestContext[Calls, Any]
 
@@ -201,7 +208,10 @@ class _Endpoint(AbstractAsyncContextManager[None]):
 
     def _new_manager(self) -> StreamableHTTPSessionManager:
         return StreamableHTTPSessionManager(
-            self._door, max_request_body_size=MAX_BODY_BYTES, session_idle_timeout=self._session_idle_timeout
+            self._door,
+            max_request_body_size=MAX_BODY_BYTES,
+            session_idle_timeout=self._session_idle_timeout,
+            max_sessions=MAX_SESSIONS,
         )
 
     async def __aenter__(self) -> None:
@@ -218,7 +228,33 @@ class _Endpoint(AbstractAsyncContextManager[None]):
             # The SDK answers 500: https://github.com/modelcontextprotocol/python-sdk (no event store).
             await _refusal("This stream cannot be resumed: leave out Last-Event-ID.")(scope, receive, send)
             return
+        if scope["method"] == "POST":
+            try:
+                receive = await _readable(scope, receive)
+            except (Unreadable, TooLarge, TooSlow) as error:
+                await _unreadable(error)(scope, receive, send)
+                return
+            except ClientDisconnect:
+                return  # before its message was whole: nobody reads an answer
         await self._manager.handle_request(_bound(scope), receive, send)
+
+
+async def _readable(scope: Scope, receive: Receive) -> Receive:
+    """What gives the request's body once more, made whole, and then what comes. Raises `Unreadable`, `TooLarge`,
+    `TooSlow`, `ClientDisconnect`."""
+    whole = body(await read_body(Headers(scope=scope), receive, limit=MAX_BODY_BYTES))
+    messages: list[Message] = [{"type": "http.request", "body": whole, "more_body": False}]
+
+    async def again() -> Message:
+        return messages.pop() if messages else await receive()
+
+    return again
+
+
+def _unreadable(error: Unreadable | TooLarge | TooSlow) -> Response:
+    if isinstance(error, Unreadable):
+        return Response(error.reply, 400, media_type="application/json")
+    return _refusal(str(error), status_code=413 if isinstance(error, TooLarge) else 408)
 
 
 def _bound(scope: Scope) -> Scope:
@@ -229,6 +265,6 @@ def _bound(scope: Scope) -> Scope:
     return {**scope, "user": user}
 
 
-def _refusal(message: str) -> JSONResponse:
-    error = {"code": -32600, "message": message}
-    return JSONResponse({"jsonrpc": "2.0", "id": None, "error": error}, status_code=400)
+def _refusal(message: str, *, status_code: int = 400) -> JSONResponse:
+    error = {"code": INVALID_REQUEST, "message": message}
+    return JSONResponse({"jsonrpc": "2.0", "id": None, "error": error}, status_code=status_code)

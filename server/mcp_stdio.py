@@ -7,12 +7,13 @@ it serves. So the two are taken here, at the very start, and read by a thread th
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import dataclass
 from types import FrameType
@@ -21,11 +22,14 @@ from typing import BinaryIO, Final, Self, cast
 import anyio
 from mcp.server.stdio import stdio_server
 
+from .mcp_lines import Unreadable, message
 from .mcp_server import McpDoor
 from .signals import STOP_SIGNALS
 
 if sys.platform == "win32":
     from mcp.os.win32.utilities import rebind_std_handle_to_fd
+
+log = logging.getLogger("loopwright.server")
 
 LIMIT: Final = 2.5
 """Seconds that the end may take, from the end of stdin or the first signal; then the process is simply ended."""
@@ -116,13 +120,15 @@ class Ending:
 
 
 class Inlet:
-    """The lines of stdin, as the SDK's transport reads them. `on_end` is called before it sees the end."""
+    """The lines of stdin, as the SDK's transport reads them: messages, all of them. What is none is answered here,
+    through `reply`. `on_end` is called before it sees the end."""
 
-    def __init__(self, *, on_end: Callable[[], None]) -> None:
+    def __init__(self, *, on_end: Callable[[], None], reply: Callable[[str], Awaitable[None]]) -> None:
         self._loop = asyncio.get_running_loop()
         self._lines: asyncio.Queue[str | None] = asyncio.Queue()
         self._room = threading.Semaphore(MAX_UNREAD)
         self._on_end = on_end
+        self._reply = reply
 
     def start(self, fd: int, *, at_end: Callable[[], None]) -> None:
         """Read in a thread; it calls `at_end` itself, since the event loop may be blocked."""
@@ -161,8 +167,13 @@ class Inlet:
                 self._on_end()
                 raise StopAsyncIteration
             self._room.release()
-            if line.strip():
-                return line
+            if not line.strip():
+                continue
+            try:
+                return message(line)
+            except Unreadable as error:
+                log.warning("A line on stdin was refused: %s", error)
+                await self._reply(f"{error.reply}\n")
 
 
 class Outlet:
@@ -202,8 +213,8 @@ async def serve_stdio(door: McpDoor, wire: Wire, ending: Ending) -> None:
         if ending.by_signal:
             door.executions.closing.set()
 
-    inlet = Inlet(on_end=over)
     outlet = Outlet(wire.stdout, on_broken=lambda: ending.ask(0))
+    inlet = Inlet(on_end=over, reply=outlet.write)
     ending.call(inlet.end)
     inlet.start(wire.stdin, at_end=lambda: ending.ask(0))
     # The transport asks no more of its two files than these have.

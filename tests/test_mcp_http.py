@@ -304,14 +304,14 @@ async def test_a_body_of_more_than_a_mebibyte_is_too_large(tmp_path: Path) -> No
     assert response.status_code == 413
 
 
-async def test_half_a_surrogate_pair_in_a_request_is_refused_and_answered(tmp_path: Path) -> None:
+async def test_half_a_surrogate_pair_in_a_request_is_mended_and_the_task_done(tmp_path: Path) -> None:
     message = {
         "jsonrpc": "2.0",
         "id": 1,
         "method": "tools/call",
         "params": {
             "name": "execute_task",
-            "arguments": {"prompt": "p", "output_schema": {"title": "\ud800"}},
+            "arguments": {"prompt": "cut \ud800"},
             "_meta": {
                 "io.modelcontextprotocol/protocolVersion": "2026-07-28",
                 "io.modelcontextprotocol/clientCapabilities": {},
@@ -324,10 +324,13 @@ async def test_half_a_surrogate_pair_in_a_request_is_refused_and_answered(tmp_pa
         "Mcp-Method": "tools/call",
         "Mcp-Name": "execute_task",
     }
-    async with case(tmp_path, HOLD) as opened, served(opened.door) as url, httpx2.AsyncClient() as http:
+    script = [{"text": "<{{ prompt }}>"}]
+    async with (
+        asyncio.timeout(20),
+        case(tmp_path, script) as opened,
+        served(opened.door) as url,
+        httpx2.AsyncClient() as http,
+    ):
         response = await http.post(url, content=json.dumps(message), headers=headers)
     assert response.status_code == 200
-    assert response.json()["result"]["structuredContent"]["error"] == {
-        "code": "invalid_request",
-        "message": "output_schema: holds half of a surrogate pair, which is no text",
-    }
+    assert response.json()["result"]["structuredContent"]["answer"] == "<cut \ufffd>"
