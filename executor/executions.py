@@ -11,7 +11,7 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 from weakref import WeakValueDictionary
 
 from executor.arguments import checked_request
@@ -20,14 +20,15 @@ from executor.errors import (
     AlreadyDecided,
     BeyondTheLog,
     Conflict,
+    DamagedLog,
     InvalidRequest,
     ModelNotAllowed,
     Stopping,
     TooDeep,
 )
 from executor.frames import from_entry, to_entry
-from executor.history import history
-from executor.journal import Clock, check_format, fold
+from executor.history import as_json, history
+from executor.journal import Clock, check_format, fold, last_word
 from executor.log import Entry, EventLog, NewExecution, Page
 from executor.model_names import SCRIPTED, carries_address, leads_upwards
 from executor.outcomes import CancelAsked, Decided
@@ -37,6 +38,11 @@ from executor.tools import Toolbox
 
 MAX_DEPTH = 3
 """Agents that may stand above a run: more is most likely an agent that calls itself."""
+
+FOLDED_AT_ONCE = 256 * 1024
+"""Stored bytes up to which a history is made on the event loop (a few milliseconds); above, in a thread."""
+
+T = TypeVar("T")
 
 LOCAL = "local"
 """The owner on stdio, in a library, and on a server without tokens."""
@@ -222,10 +228,13 @@ class Executions:
                     "The model's name carries an address or a path, which a request may not choose: name a model; "
                     "where it is served is the operator's setting (LOOPWRIGHT_MODEL may be any name)."
                 )
-            raise ModelNotAllowed(
-                f"Model {request.model!r} may not be named here: the operator allows {', '.join(policy.models)} "
-                "(LOOPWRIGHT_MODELS)."
-            )
+            cure = f"the operator allows {', '.join(policy.models)} (LOOPWRIGHT_MODELS)."
+            if request.model.startswith(SCRIPTED):
+                cure = (
+                    "a script must be named by LOOPWRIGHT_MODELS (e.g. *,scripted:/demos/*) or be the default "
+                    "(LOOPWRIGHT_MODEL); * alone allows none."
+                )
+            raise ModelNotAllowed(f"Model {request.model!r} may not be named here: {cure}")
         if request.max_cost_usd is not None and policy.priced and not await policy.priced(request.model):
             raise InvalidRequest(
                 f"No price is known for model {request.model!r}, so max_cost_usd cannot be kept: use max_tokens."
@@ -253,10 +262,22 @@ class Executions:
 
     async def history(self, execution_id: str, *, owner: str = LOCAL) -> ExecutionHistory:
         """The execution with everything it did so far."""
+        return await self._told(execution_id, owner, lambda told: told)
+
+    async def history_json(self, execution_id: str, *, owner: str = LOCAL) -> bytes:
+        """What `history` gives, as JSON."""
+        return await self._told(execution_id, owner, as_json)
+
+    async def _told(self, execution_id: str, owner: str, make: Callable[[ExecutionHistory], T]) -> T:
         row = await self._log.get(execution_id, owner=owner)
         check_format(row)
-        entries = await self._log.read(execution_id)
-        return history(row.execution, map(from_entry, entries[: row.execution.last_seq]))
+        entries = (await self._log.read(execution_id))[: row.execution.last_seq]
+
+        def work() -> T:
+            return make(history(row.execution, map(from_entry, entries)))
+
+        stored = sum(len(entry.data) + len(entry.private or b"") for entry in entries)
+        return work() if stored <= FOLDED_AT_ONCE else await asyncio.to_thread(work)
 
     async def list(
         self,
@@ -301,7 +322,8 @@ class Executions:
         reason: str | None = None,
         arguments_sha256: str | None = None,
     ) -> Execution:
-        """Answer the question about one call, once. Raises `AlreadyDecided` when none is open (any more)."""
+        """Answer the question about one call, once. Raises `AlreadyDecided` when none is open (any more), and
+        `DamagedLog`."""
         pending = (await self.get(execution_id, owner=owner)).pending_approvals
         asked = next((approval for approval in pending if approval.call_id == call_id), None)
         if asked is None or arguments_sha256 not in (None, asked.arguments_sha256):
@@ -315,7 +337,19 @@ class Executions:
             row = await self._log.get(execution_id, owner=owner)
             if row.execution.ended and isinstance(outcome, CancelAsked):
                 return row.execution
-            state = await fold(self._log, row, partial_answer=self._partial_answer)
+            try:
+                state = await fold(self._log, row, partial_answer=self._partial_answer)
+            except DamagedLog:  # nothing can follow from it any more, but a run that is to end must end
+                if isinstance(outcome, Decided):
+                    raise
+                return await last_word(
+                    self._log,
+                    execution_id,
+                    f"Cancelled ({outcome.reason}), and its log cannot be read.",
+                    now=self._clock(),
+                    stop_reason="cancelled",
+                    owner=owner,
+                )
             events = state.record(outcome, now=self._clock(), follow=False)
             if not events:
                 if isinstance(outcome, Decided):

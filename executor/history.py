@@ -6,9 +6,12 @@ order in which the model asked for its calls), and shows nothing of it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import logging
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
+from executor.errors import DAMAGE
 from executor.outcomes import Call, Json, Recorded
 from executor.rules import calls_sentence
 from executor.schema import (
@@ -20,6 +23,14 @@ from executor.schema import (
     ToolCall,
     ToolCallRecord,
 )
+from executor.text import cut
+
+log = logging.getLogger("loopwright.executor")
+
+MAX_SHARED_BYTES: Final = 64 * 1024
+"""What `observation` and `reasoning` of one step may take, with a marker of what is missing. The calls of one turn
+repeat them, and a turn reads what all calls of the one before gave: uncut, a history grew with the square of its
+turns' size. The whole stands in `request`, in `tool_history` and in the events."""
 
 
 def history(execution: Execution, events: Iterable[Recorded]) -> ExecutionHistory:
@@ -27,15 +38,56 @@ def history(execution: Execution, events: Iterable[Recorded]) -> ExecutionHistor
 
     `events`: the log from its first event, with the private parts. A call that has not ended has neither result
     nor error; one that has not started bears the time at which it was asked for. The last step of an ended run
-    has no action and takes no time of its own (`duration_ms` 0).
+    has no action and takes no time of its own (`duration_ms` 0). `observation` and `reasoning` are cut to
+    `MAX_SHARED_BYTES`. Of a damaged log it tells what can be read: `events` may raise for one and go on.
     """
     fold = _Fold(observation=execution.request.prompt)
-    for recorded in events:
-        fold.apply(recorded)
+    for recorded in _understood(events):
+        try:
+            fold.apply(recorded)
+        except DAMAGE:  # it belongs to an event that could not be read
+            continue
     # the parts are valid models already: each field is taken as it is
     fields = {name: getattr(execution, name) for name in Execution.model_fields}
     records = [record for turn in fold.turns for record in turn.records()]
     return ExecutionHistory(**fields, steps=fold.steps(), tool_history=records)
+
+
+def _understood(events: Iterable[Recorded]) -> Iterator[Recorded]:
+    """The events that can be read: a history tells what is known, also of a damaged log."""
+    source, unreadable = iter(events), 0
+    while True:
+        try:
+            yield next(source)
+        except StopIteration:
+            break
+        except DAMAGE:
+            unreadable += 1
+    if unreadable:
+        log.warning("%d events of an execution cannot be read: its history leaves them out", unreadable)
+
+
+def as_json(told: ExecutionHistory) -> bytes:
+    """The history as JSON, made piece by piece, so that a thread can do it beside others: pydantic lets nobody run
+    while it writes one value."""
+    without = told.model_copy(update={"steps": [], "tool_history": []})
+    empty = without.__pydantic_serializer__.to_json(without)
+    rest = b'"steps":[],"tool_history":[]}'
+    assert empty.endswith(rest)
+    return b"".join(
+        [
+            empty.removesuffix(rest),
+            b'"steps":[',
+            b",".join(_pieces(told.steps)),
+            b'],"tool_history":[',
+            b",".join(_pieces(told.tool_history)),
+            b"]}",
+        ]
+    )
+
+
+def _pieces(parts: Sequence[StepRecord] | Sequence[ToolCallRecord]) -> Iterator[bytes]:
+    return (part.__pydantic_serializer__.to_json(part) for part in parts)
 
 
 @dataclass(slots=True)
@@ -95,7 +147,7 @@ class _Fold:
         calls = [Call(**call) for call in private.get("calls", ())]
         turn = _Turn(event.iteration, self._newly_read(), event.timestamp, feedback=private.get("bad"))
         if private.get("text") or event.content != calls_sentence(calls):  # else it was made up for it
-            turn.reasoning = event.content
+            turn.reasoning = cut(event.content, MAX_SHARED_BYTES)
         turn.calls = calls
         self.turns.append(turn)
 
@@ -107,7 +159,7 @@ class _Fold:
             turn.observed[record.call_id] = event.content
 
     def _newly_read(self) -> str:
-        return self.turns[-1].told() if self.turns else self.observation
+        return cut(self.turns[-1].told() if self.turns else self.observation, MAX_SHARED_BYTES)
 
     def steps(self) -> list[StepRecord]:
         steps: list[StepRecord] = []

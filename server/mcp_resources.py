@@ -67,11 +67,13 @@ async def read_resource(
 async def _value(uri: str, executions: Executions, owner: str, tools: ToolsStatus) -> bytes:
     if uri.rstrip("/") == TOOLS_URI:
         return to_json(clean_json(dict(tools())))
-    parts = urlsplit(uri)
+    try:
+        parts = urlsplit(uri)
+    except ValueError:  # no URI at all, such as http://[::1
+        raise NotFound from None
     if parts.scheme != "execution" or parts.path not in ("", "/"):
         raise NotFound
-    history = await executions.history(parts.netloc.lower(), owner=owner)
-    return history.model_dump_json().encode()
+    return await executions.history_json(parts.netloc.lower(), owner=owner)
 
 
 def _as_json(uri: str, value: bytes) -> ReadResourceResult:

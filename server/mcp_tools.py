@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, assert_never
@@ -12,6 +13,7 @@ from mcp_types import CallToolResult
 
 from executor.errors import LoopwrightError, StorageUnavailable
 from executor.executions import Executions
+from executor.log import Entry
 from executor.schema import AgenticStepEvent, Execution, StepRecord, StepType
 from executor.text import cut
 
@@ -198,18 +200,14 @@ class Tools:
             case unexpected:
                 assert_never(unexpected)
         failure = await self._last_words(execution, owner) if execution.status == "failed" else None
-        return of_execution(execution, steps=steps, failure=failure)
+        # In a thread: it looks through every result of the run.
+        return await asyncio.to_thread(of_execution, execution, steps=steps, failure=failure)
 
     async def _steps(self, execution_id: str, owner: str, after: int) -> tuple[Execution, list[StepRecord]]:
         """The steps that ended after this event: a call with its result, the last one with the final event."""
         _, entries = await self.executions.page(execution_id, owner=owner, after=after)
-        events = [AgenticStepEvent.model_validate_json(entry.data) for entry in entries]
-        final = any(event.is_final for event in events)
-        ended = {
-            event.tool_call.call_id
-            for event in events
-            if event.step_type is StepType.TOOL_RESULT and event.tool_call is not None
-        }
+        final = any(entry.is_final for entry in entries)
+        ended = await asyncio.to_thread(_ended_calls, entries)
         history = await self.executions.history(execution_id, owner=owner)
         steps = [
             step for step in history.steps if (final if step.action is None else step.action.id in ended)
@@ -222,3 +220,13 @@ class Tools:
         )
         words = [AgenticStepEvent.model_validate_json(entry.data).content for entry in entries]
         return cut(words[-1], 4096) if words else None
+
+
+def _ended_calls(entries: Sequence[Entry]) -> set[str]:
+    """The calls whose results are among these events."""
+    events = (AgenticStepEvent.model_validate_json(entry.data) for entry in entries)
+    return {
+        event.tool_call.call_id
+        for event in events
+        if event.step_type is StepType.TOOL_RESULT and event.tool_call is not None
+    }

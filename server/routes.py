@@ -222,7 +222,8 @@ class Door:
         return Response(b'{"events":[' + joined + tail, 200, _JSON_HEADERS, "application/json")
 
     async def history(self, request: Request) -> ASGIApp:
-        return _json(await self._executions.history(_execution_id(request), owner=owner_of(request.scope)))
+        body = await self._executions.history_json(_execution_id(request), owner=owner_of(request.scope))
+        return Response(body, 200, _JSON_HEADERS, "application/json")
 
     async def listing(self, request: Request) -> ASGIApp:
         query = Listing.of(request)

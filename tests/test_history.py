@@ -2,8 +2,8 @@
 
 import pytest
 
-from executor.history import history
-from executor.outcomes import CancelAsked, ThoughtFailed
+from executor.history import MAX_SHARED_BYTES, as_json, history
+from executor.outcomes import CancelAsked, Observed, ThoughtFailed
 from executor.schema import ExecutionHistory, StepRecord, ToolCall, ToolCallRecord
 from tests import stories
 from tests.fold import Story, asks, call, fails, no, says, stopped, unusable, works, yes
@@ -192,3 +192,29 @@ def test_the_history_counts_every_call_and_ends_with_the_answer_or_the_reason(na
     assert result.steps[-1].result == (result.answer if result.status == "completed" else None)
     assert (result.steps[-1].error is None) == (result.status == "completed")
     assert ExecutionHistory.model_validate_json(result.model_dump_json()) == result
+
+
+def test_what_the_calls_of_a_turn_share_does_not_grow_a_history_with_the_square_of_a_turns_size() -> None:
+    """200 calls that each gave 4 KiB, then 200 that each stand beside all of that."""
+    names = [f"c{number}" for number in range(200)]
+    story = Story(prompt="p" * 200_000)
+    story.after(1).driver(asks(*names, reasoning="r" * 200_000))
+    for name in names:
+        story.driver(
+            Observed(call_id=name, observation=f"{name:x<4096}", result=f"{name:x<4096}", duration_ms=1.0)
+        )
+    story.after(1).driver(asks(*(f"{name}.2" for name in names))).after(1)
+    result = told(story)
+    shared = {text for step in result.steps for text in (step.observation, step.reasoning) if text}
+    assert {len(text.encode()) for text in shared} == {MAX_SHARED_BYTES}
+    assert {text.rpartition("… ")[2] for text in shared} == {
+        f"[cut: {MAX_SHARED_BYTES} of {size} bytes shown]" for size in (200_000, 200 * 4_097 - 1)
+    }
+    results = [record.result for record in result.tool_history if record.result is not None]
+    assert results == [f"{name:x<4096}" for name in names]
+
+
+@pytest.mark.parametrize("name", stories.STORIES)
+def test_the_json_made_by_pieces_is_the_models_own(name: str) -> None:
+    result = told(stories.STORIES[name]())
+    assert as_json(result) == result.model_dump_json().encode()

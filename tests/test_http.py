@@ -452,7 +452,7 @@ async def test_a_bug_is_logged_once_and_answered_without_its_details(
 
     async with asyncio.timeout(10), door(tmp_path, TURNS) as d:
         monkeypatch.setattr(d.executor.executions, "get", fails)
-        monkeypatch.setattr(d.executor.executions, "history", fails)
+        monkeypatch.setattr(d.executor.executions, "history_json", fails)
         answer = await d.client.get(f"{EXECUTIONS}/{'a' * 26}")
     assert answer.status_code == 500
     assert answer.json() == {

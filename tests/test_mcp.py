@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from mcp import Client
 from mcp.shared.exceptions import MCPError
+from mcp_types import INVALID_PARAMS
 
-from executor.errors import StorageUnavailable
+from executor.errors import NotFound, StorageUnavailable
 from executor.memory_log import InMemoryLog
 from executor.schema import TaskRequest
 from executor.sqlite_log import SqliteLog
@@ -426,6 +427,14 @@ async def test_a_question_is_answered_over_mcp(era: Era, tmp_path: Path) -> None
 async def read(client: Client, uri: str) -> Any:
     (content,) = (await client.read_resource(uri)).contents
     return json.loads(content.model_dump()["text"])
+
+
+@pytest.mark.parametrize("uri", ["http://[::1", "execution://[", "execution://", "file:///etc/passwd"])
+async def test_what_names_no_resource_is_the_callers_mistake(uri: str, era: Era, tmp_path: Path) -> None:
+    async with case(tmp_path, []) as opened, Client(opened.door, mode=era) as client:
+        with pytest.raises(MCPError) as refused:
+            await client.read_resource(uri)
+    assert (refused.value.error.code, refused.value.error.message) == (INVALID_PARAMS, str(NotFound()))
 
 
 async def test_the_history_is_a_resource(era: Era, tmp_path: Path) -> None:
