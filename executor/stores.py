@@ -7,6 +7,7 @@ from pathlib import Path
 from executor.log import EventLog
 from executor.memory_log import InMemoryLog
 from executor.sqlite_log import SqliteLog
+from executor.text import address
 
 
 def log_for(url: str) -> EventLog:
@@ -20,5 +21,5 @@ def log_for(url: str) -> EventLog:
     if scheme == "sqlite" and path.startswith("/") and path != "/":
         return SqliteLog(Path(path[1:]))
     raise ValueError(
-        f"{url!r} names no database: use sqlite:////absolute/path.db, sqlite:///relative/path.db or memory:"
+        f"{address(url)!r} names no database: use sqlite:////absolute/path.db, sqlite:///relative/path.db or memory:"
     )

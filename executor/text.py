@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 _SURROGATES = re.compile("[\ud800-\udfff]")
+_SCHEME = re.compile(r"[A-Za-z][\w+.-]*://")
 
 
 def clean(text: str) -> str:
@@ -24,6 +25,14 @@ def clean_json(value: Any) -> Any:
             return [clean_json(item) for item in value]
         case _:
             return value
+
+
+def address(url: str) -> str:
+    """The URL as messages may show it: nothing behind its scheme when a password or a key may be there."""
+    if "@" not in url and "?" not in url:
+        return url
+    scheme = _SCHEME.match(url)
+    return f"{scheme[0] if scheme else ''}…"
 
 
 def cut(text: str, limit: int) -> str:
