@@ -7,18 +7,20 @@ with the reason and what to change. It knows nothing of when calls run (rules.py
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import time
 from collections.abc import Collection, Mapping
 from functools import lru_cache
 from typing import Any
 
-from jsonschema import Draft202012Validator
 from jsonschema.exceptions import best_match
 from pydantic_core import PydanticSerializationError, from_json, to_json
-from referencing import Registry
 
+from executor.json_schema import Checker
+from executor.media import sorted_out
 from executor.outcomes import Call, Json, Observed
+from executor.strict_json import NotAllowed, holds_iterator, parse_json, too_deep
 from executor.text import clean, clean_json, cut
 from executor.tools import MAX_OBSERVATION_BYTES, MAX_RESULT_BYTES, Tool, ToolContext, ToolFailure, ToolOutput
 
@@ -27,8 +29,8 @@ log = logging.getLogger("loopwright.executor")
 STOP_GRACE = 5.0
 """Seconds that a cancelled tool gets to clean up before it is abandoned."""
 MAX_ERROR_BYTES = 4096
-
-_NO_REMOTE_REFS: Registry[Any] = Registry()
+MOST_WRITTEN = 250
+"""Levels of a value that pydantic writes; for what is deeper it writes `"..."`."""
 
 
 async def act(
@@ -73,28 +75,53 @@ async def act(
         return failed(f"timed out after {limit:g} s{left}. Ask for less at a time, or do without it")
     if task.cancelled():
         return failed("the tool cancelled itself. Try again or do without it")
-    if error := task.exception():
-        return failed(_reason(error), result=_kept(error))
-    return _succeeded(call, task.result(), time.perf_counter() - started)
+    seconds = time.perf_counter() - started
+    try:
+        if error := task.exception():
+            return _failed(call, _reason(error), seconds, counts=True, result=_kept(error))
+        return _succeeded(call, task.result(), seconds)
+    except Exception as odd:  # noqa: BLE001 - a tool's value runs its own code when it is read
+        reason = f"what the tool gave cannot be read ({type(odd).__name__}). Do without this tool"
+        return _failed(call, reason, seconds, counts=True, result=None)
 
 
 def arguments_fault(call: Call, schema: Mapping[str, Any]) -> str | None:
     """Why these arguments cannot be used, and what to change; None when they can."""
     if call.raw_arguments is not None:
-        return f"the arguments are not a JSON object: {cut(call.raw_arguments, 200)} — send one JSON object"
+        why = _why(call.raw_arguments)
+        return (
+            f"the arguments are not a JSON object{why}: {cut(call.raw_arguments, 200)} — send one JSON object"
+        )
     try:
-        error = best_match(_validator(to_json(schema)).iter_errors(call.arguments))
+        checker = _checker(to_json(schema))
+        error = best_match(checker.faults(call.arguments))
     except Exception as broken:  # noqa: BLE001 - a tool's own broken schema may raise anything; the tool decides
-        log.warning("the schema of tool %s cannot be used to check arguments: %s", call.name, broken)
+        _say_once(call.name, str(broken))
         return None
     if error is None:
         return None
     return f"invalid arguments at {error.json_path}: {cut(error.message, 500)} — correct them and call again"
 
 
+def _why(raw: str) -> str:
+    """Why it is JSON, and still none that can be used; empty for what is no JSON at all."""
+    try:
+        parse_json(raw)
+    except NotAllowed as error:
+        return f" that can be used ({error})"
+    except ValueError:
+        pass
+    return ""
+
+
 @lru_cache(maxsize=1024)
-def _validator(schema: bytes) -> Draft202012Validator:
-    return Draft202012Validator(from_json(schema), registry=_NO_REMOTE_REFS)
+def _checker(schema: bytes) -> Checker:
+    return Checker(from_json(schema))
+
+
+@lru_cache(maxsize=1024)
+def _say_once(name: str, why: str) -> None:
+    log.warning("the schema of tool %s cannot be used to check arguments: %s", name, why)
 
 
 async def _call(tool: Tool, arguments: dict[str, Any], context: ToolContext) -> Any:
@@ -134,18 +161,32 @@ def _away(name: str) -> str:
     return f"tool {name} is not available now. Do without it, or try again later"
 
 
-def _reason(error: BaseException) -> str:
-    """A failure in one short text: a tool's own words as they are, else with the exception's type."""
+def _cause(error: BaseException) -> BaseException:
+    """What really went wrong: the first of a group."""
     while isinstance(error, BaseExceptionGroup) and error.exceptions:
         error = error.exceptions[0]
-    said = clean(str(error)).strip()
+    return error
+
+
+def _reason(error: BaseException) -> str:
+    """A failure in one short text: a tool's own words as they are, else with the exception's type."""
+    error = _cause(error)
+    try:
+        said = clean(str(error)).strip()
+    except Exception:  # noqa: BLE001 - an exception's own `__str__` may raise anything
+        said = ""
     if not isinstance(error, ToolFailure):
         said = f"{type(error).__name__}: {said}" if said else type(error).__name__
     return cut(said or "the tool failed without a word", MAX_ERROR_BYTES)
 
 
 def _kept(error: BaseException) -> Json:
-    return _record(to_value(error.result)) if isinstance(error, ToolFailure) else None
+    """What the tool wants on record of its failure; None for what cannot be kept."""
+    error = _cause(error)
+    try:
+        return _record(to_value(error.result)) if isinstance(error, ToolFailure) else None
+    except (ValueError, RecursionError):
+        return None
 
 
 def _failed(call: Call, reason: str, seconds: float, *, counts: bool, result: Json) -> Observed:
@@ -160,22 +201,22 @@ def _failed(call: Call, reason: str, seconds: float, *, counts: bool, result: Js
 
 
 def _succeeded(call: Call, value: Any, seconds: float) -> Observed:
-    content: tuple[dict[str, Any], ...] = ()
-    text: str | None = None
-    if isinstance(value, ToolOutput):
-        text, content, value = clean(value.text), value.content, value.result
+    output = value if isinstance(value, ToolOutput) else None
     try:
-        result = to_value(value)
+        result = to_value(value if output is None else output.result)
+        text = result if output is None else to_value(output.text)
     except (ValueError, RecursionError) as error:
         reason = f"the result is not JSON: {cut(clean(str(error)), 500)}. Do without this tool"
         return _failed(call, reason, seconds, counts=True, result=None)
-    if text is None:
-        text = result if isinstance(result, str) else to_json(result).decode()
+    if not isinstance(text, str):
+        text = to_json(text).decode()
+    content, lines = sorted_out(() if output is None else output.content, MAX_RESULT_BYTES)
+    room = MAX_RESULT_BYTES - sum(len(part["data"]) for part in content)
     return Observed(
         call_id=call.id,
-        observation=cut(text, MAX_OBSERVATION_BYTES),
+        observation=cut("\n".join([text, *lines]), MAX_OBSERVATION_BYTES),
         content=content,
-        result=_record(result),
+        result=_record(result, room),
         duration_ms=_milliseconds(seconds),
     )
 
@@ -185,22 +226,35 @@ def _milliseconds(seconds: float) -> float:
 
 
 def to_value(value: Any) -> Json:
-    """Any Python value as a JSON value. Raises `ValueError` or `RecursionError` for what is nested too deep."""
+    """Any Python value as a JSON value; one nested too deep for the log as its JSON text.
+
+    Raises `ValueError` or `RecursionError` for what cannot be made JSON: it contains a generator, or is deeper
+    than can be written.
+    """
     if isinstance(value, str):
         return clean(value)
+    if holds_iterator(value):  # reading one may never end, and would hold up everybody else
+        raise ValueError("the tool returned a generator or another iterator: it should return a list")
     try:
-        return from_json(_dump(value))
+        data = _dump(value)
     except PydanticSerializationError:  # lone surrogates
-        return from_json(_dump(clean_json(value)))
+        data = _dump(clean_json(value))
+    try:
+        made = from_json(data)
+    except ValueError:  # what was written can be read but for its depth
+        if too_deep(json.loads(data), MOST_WRITTEN):
+            raise ValueError("it is nested too deep") from None
+        return data.decode()
+    return data.decode() if too_deep(made) else made
 
 
 def _dump(value: Any) -> bytes:
     return to_json(value, serialize_unknown=True, inf_nan_mode="strings", bytes_mode="base64")
 
 
-def _record(result: Json) -> Json:
-    """What the record keeps of a result: all of it up to 1 MiB of JSON, else its cut text."""
+def _record(result: Json, limit: int = MAX_RESULT_BYTES) -> Json:
+    """What the record keeps of a result: all of it up to `limit` bytes of JSON, else its cut text."""
     if isinstance(result, str):
-        return cut(result, MAX_RESULT_BYTES)
+        return cut(result, limit)
     data = to_json(result)
-    return result if len(data) <= MAX_RESULT_BYTES else cut(data.decode(), MAX_RESULT_BYTES)
+    return result if len(data) <= limit else cut(data.decode(), limit)

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
-from pydantic_ai.messages import ModelResponse
+from pydantic_ai.messages import ModelResponse, ModelResponsePart, ToolCallPart
 
 from executor.conversation import RESPONSE, used_ids
 from executor.outcomes import Call, Thought
 from executor.output_tool import OutputTool
+from executor.strict_json import MAX_DEPTH, parse_json, too_deep
 from executor.text import clean_json
 from executor.think import Ask
 from executor.tools import Tool
@@ -141,12 +143,20 @@ def _complaints(call: Call, asked: tuple[Call, ...], output: OutputTool) -> list
 
 def _message(response: ModelResponse) -> dict[str, Any]:
     """The answer as it is stored: encodable JSON without what no later request needs."""
+    response = replace(response, parts=[_storable(part) for part in response.parts])
     dumped = RESPONSE.dump_python(response, mode="json", exclude_none=True, warnings="none")
     message: dict[str, Any] = clean_json({k: v for k, v in dumped.items() if k not in _NOT_REPLAYED})
     details = message.pop("provider_details", {})
     if kept := {key: value for key, value in details.items() if key not in _TOLD_ELSEWHERE}:
         message["provider_details"] = kept
     return message
+
+
+def _storable(part: ModelResponsePart) -> ModelResponsePart:
+    """The part; arguments that no log could hold as a text that is no JSON, so that they are unusable."""
+    if isinstance(part, ToolCallPart) and isinstance(part.args, dict) and too_deep(part.args):
+        return replace(part, args=f"(nested more than {MAX_DEPTH} levels deep)")
+    return part
 
 
 def _contents(parts: Iterable[Mapping[str, Any]], kind: str) -> list[str]:
@@ -236,22 +246,3 @@ def _arguments(part: dict[str, Any]) -> tuple[dict[str, Any], str | None]:
     if arguments != parsed:  # lone surrogates that were escapes in the text
         part["args"] = json.dumps(arguments)
     return arguments, None
-
-
-def parse_json(text: str) -> Any:
-    """JSON and nothing more: no NaN, no Infinity, no key twice. Raises `ValueError`."""
-    try:
-        return json.loads(text, object_pairs_hook=_no_key_twice, parse_constant=_no_constant)
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
-
-
-def _no_key_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ValueError("a key stands twice in one object")
-    return found
-
-
-def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is no JSON")

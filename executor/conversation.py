@@ -7,7 +7,6 @@ turns, and last the line of what is left, which is never stored. Each turn is co
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -27,6 +26,7 @@ from pydantic_ai.messages import (
 from pydantic_ai.tools import ToolDefinition
 from pydantic_core import to_json
 
+from executor.media import not_shown, picture
 from executor.outcomes import Slot, Turn
 from executor.output_tool import OUTPUT_TOOL, OutputTool
 from executor.think import Ask, Chapter
@@ -158,10 +158,14 @@ def _result(call: ToolCallPart, slot: Slot | None, turn: Turn, *, alone: bool) -
     if slot is None:
         text = _unanswered(call, turn, alone=alone)
         return _Observation(call.tool_name, text, tool_call_id=call.tool_call_id)
-    parts: list[UserContent] = [slot.observation, *(_binary(part) for part in slot.content)]
+    pictures = [picture(part) for part in slot.content]
+    # on record may also be what no provider takes
+    unseen = [not_shown(part) for part, shown in zip(slot.content, pictures, strict=True) if shown is None]
+    text = "\n".join([slot.observation, *unseen])
+    images = [BinaryContent(shown.data, media_type=shown.mime_type) for shown in pictures if shown]
     return _Observation(
         call.tool_name,
-        parts if slot.content else slot.observation,
+        [text, *images] if images else text,
         tool_call_id=call.tool_call_id,
         outcome="failed" if slot.failed else "success",
     )
@@ -175,7 +179,3 @@ def _unanswered(call: ToolCallPart, turn: Turn, *, alone: bool) -> str:
     if not call.tool_name.startswith(OUTPUT_TOOL):
         return _NOT_RUN  # asked for in the last words of a run, where no tool can be called
     return _ACCEPTED if alone else _BESIDE
-
-
-def _binary(part: Mapping[str, Any]) -> BinaryContent:
-    return BinaryContent(base64.b64decode(part["data"]), media_type=part["mime_type"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 
 class LoopwrightError(Exception):
@@ -138,6 +138,21 @@ class NewerFormat(LoopwrightError):
         super().__init__(
             f"Execution {execution_id} was written by a newer version of Loopwright: upgrade this one, or ask the "
             "newer one."
+        )
+
+
+DAMAGE: Final = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
+"""What reading events raises that are none of ours, or that do not follow from those before them."""
+
+
+class DamagedLog(LoopwrightError):
+    """What is on record of the execution cannot be understood: nothing can follow from it but its end."""
+
+    code = "damaged_log"
+
+    def __init__(self, execution_id: str) -> None:
+        super().__init__(
+            f"The log of execution {execution_id} cannot be read: cancel it, and start the task again."
         )
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import Any
 
-from executor.errors import Conflict, NewerFormat
+from executor.errors import DAMAGE, Conflict, DamagedLog, NewerFormat
 from executor.frames import from_entry, to_entry
-from executor.log import LOG_FORMAT, EventLog, Lease, Row
+from executor.log import LOG_FORMAT, Entry, EventLog, Lease, Row
 from executor.outcomes import Outcome, Recorded
-from executor.schema import AgenticStepEvent, StepType
+from executor.schema import AgenticStepEvent, Execution, StepType, StopReason
 from executor.state import State, replay
 
 Clock = Callable[[], float]
@@ -31,32 +32,64 @@ def new_state(row: Row, *, partial_answer: bool = True) -> State:
 
 
 async def fold(log: EventLog, row: Row, *, partial_answer: bool = True, epoch: int | None = None) -> State:
-    """The state of an execution after all of its events. Raises `LeaseLost` when `epoch` is not in force."""
+    """The state of an execution after all of its events.
+
+    Raises `DamagedLog` for what no fold understands, and `LeaseLost` when `epoch` is not in force.
+    """
     entries = await log.read(row.execution.execution_id, epoch=epoch)
-    return replay(new_state(row, partial_answer=partial_answer), map(from_entry, entries))
+    return folded(new_state(row, partial_answer=partial_answer), entries)
 
 
-async def last_word(log: EventLog, lease: Lease, reason: str, *, now: float) -> None:
-    """End an execution whose log cannot be folded, by a final event that needs no fold."""
-    execution = (await log.get(lease.execution_id)).execution
-    event = AgenticStepEvent(
-        execution_id=execution.execution_id,
-        seq=execution.last_seq + 1,
-        timestamp=now,
-        step_type=StepType.ERROR,
-        iteration=1,
-        content=reason,
-        is_final=True,
-        stop_reason="internal_error",
-        usage=execution.usage,
-    )
-    ended = {"status": "failed", "stop_reason": "internal_error", "ended_at": now, "last_seq": event.seq}
-    await log.append(
-        execution.execution_id,
-        [to_entry(Recorded(event))],
-        snapshot=execution.model_copy(update={**ended, "pending_approvals": []}),
-        epoch=lease.epoch,
-    )
+def folded(state: State, entries: Iterable[Entry]) -> State:
+    """The state after these events too. Raises `DamagedLog`."""
+    try:
+        return replay(state, map(from_entry, entries))
+    except DAMAGE as error:
+        raise DamagedLog(state.execution_id) from error
+
+
+async def last_word(
+    log: EventLog,
+    execution_id: str,
+    reason: str,
+    *,
+    now: float,
+    stop_reason: StopReason = "internal_error",
+    epoch: int | None = None,
+    owner: str | None = None,
+) -> Execution:
+    """End an execution whose log cannot be folded, by a final event that needs no fold. One that has ended
+    meanwhile stays as it is."""
+    while True:
+        execution = (await log.get(execution_id, owner=owner)).execution
+        if execution.ended:
+            return execution
+        event = AgenticStepEvent(
+            execution_id=execution_id,
+            seq=execution.last_seq + 1,
+            timestamp=now,
+            step_type=StepType.ERROR,
+            iteration=1,
+            content=reason,
+            is_final=True,
+            stop_reason=stop_reason,
+            usage=execution.usage,
+        )
+        ended: dict[str, Any] = {
+            "stop_reason": stop_reason,
+            "ended_at": now,
+            "last_seq": event.seq,
+            "pending_approvals": [],
+        }
+        status = "cancelled" if stop_reason == "cancelled" else "failed"
+        snapshot = execution.model_copy(update={**ended, "status": status})
+        try:
+            await log.append(
+                execution_id, [to_entry(Recorded(event))], snapshot=snapshot, epoch=epoch, owner=owner
+            )
+        except Conflict:
+            continue  # another append came first
+        return snapshot
 
 
 class Journal:
@@ -83,7 +116,7 @@ class Journal:
         entries = await self._log.read(
             self._lease.execution_id, after=self.state.seq, epoch=self._lease.epoch
         )
-        replay(self.state, map(from_entry, entries))
+        folded(self.state, entries)
 
     async def record(self, *outcomes: Outcome, now: float) -> None:
         """Append what follows from these outcomes; durable on return.

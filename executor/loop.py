@@ -12,12 +12,13 @@ import random
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, assert_never
 
 from executor.arguments import check_settings, checked_request
 from executor.engine import HEARTBEAT, MAX_QUEUED, MAX_RUNNING, SCAN, LocalEngine
-from executor.errors import BeyondTheLog
+from executor.errors import BeyondTheLog, DamagedLog
 from executor.executions import LOCAL, Executions, Policy, Started
 from executor.frames import RETRY_FRAME, sse_frame
 from executor.journal import Clock, Journal, last_word
@@ -55,6 +56,7 @@ class Loop:
         mind: Mind,
         *,
         clock: Clock = time.time,
+        monotonic: Clock | None = None,
         jitter: Callable[[], float] = random.random,
         tool_timeout: float = TOOL_TIMEOUT,
         transient: Transient | None = None,
@@ -64,6 +66,7 @@ class Loop:
         self._log = log
         self._mind = mind
         self._clock = clock
+        self._monotonic = monotonic or (time.monotonic if clock is time.time else clock)
         self._approval_timeout = approval_timeout
         self._habits = Habits(clock=clock, jitter=jitter, tool_timeout=tool_timeout, transient=transient)
         self._partial_answer = partial_answer
@@ -73,8 +76,9 @@ class Loop:
         watch = self._log.watch(lease.execution_id)  # before the first look, so that nothing falls between
         async with Work(watch) as work:
             journal = await self._journal(lease)
-            worker = Worker(self._log, self._mind, journal, self._habits)
-            now = self._clock()
+            clock = self._steady_clock()
+            worker = Worker(self._log, self._mind, journal, replace(self._habits, clock=clock))
+            now = clock()
             await journal.record(TakenOver(), *self._overdue(journal.state, now), now=now)
             while True:
                 state = journal.state
@@ -92,13 +96,19 @@ class Loop:
                     case unexpected:
                         assert_never(unexpected)
                 deadline = state.deadline
-                outcomes = await work.outcomes(until=self._next_look(state), clock=self._clock)
+                outcomes = await work.outcomes(until=self._next_look(state), clock=clock)
                 if work.log_grew(state.seq):
                     await journal.catch_up()
-                now = self._clock()
+                now = clock()
                 if isinstance(journal.state.next(), Stop) or (deadline is not None and now >= deadline):
                     await work.stop_thinking()  # the final event must find nothing running
                 await journal.record(*outcomes, *self._overdue(journal.state, now), now=now)
+
+    def _steady_clock(self) -> Clock:
+        """The time of one drive: the wall clock's when it begins, carried on by one that nobody sets. A wall
+        clock that jumps by a day ends no run."""
+        began, since = self._clock(), self._monotonic()
+        return lambda: began + self._monotonic() - since
 
     def _next_look(self, state: State) -> float | None:
         """When something is due that nobody does: the run's deadline, or the end of a question."""
@@ -114,9 +124,9 @@ class Loop:
         """End a run that cannot be driven (`internal_error`). `reason` is fit for clients."""
         try:
             journal = await self._journal(lease)
-        except ValueError:  # its log is damaged: no fold can say what follows, but an end it must have
+        except DamagedLog:  # no fold can say what follows, but an end it must have
             log.exception("the log of execution %s cannot be folded", lease.execution_id)
-            await last_word(self._log, lease, reason, now=self._clock())
+            await last_word(self._log, lease.execution_id, reason, now=self._clock(), epoch=lease.epoch)
         else:
             await journal.record(Broken(error=reason), now=self._clock())
 

@@ -6,9 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
-from jsonschema import Draft202012Validator
-from referencing import Registry
-from referencing.exceptions import Unresolvable
+from executor.json_schema import Checker, Unusable
 
 OUTPUT_TOOL = "final_result"
 _WRAPPED = "result"
@@ -22,12 +20,10 @@ class OutputTool:
 
     schema: dict[str, Any]
     name: str = OUTPUT_TOOL
-    validator: Draft202012Validator = field(init=False, repr=False, compare=False)
+    checker: Checker = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        # an empty registry: nothing is ever fetched
-        validator = Draft202012Validator(self.schema, registry=Registry[Any]())
-        object.__setattr__(self, "validator", validator)
+        object.__setattr__(self, "checker", Checker(self.schema))
 
     @property
     def description(self) -> str:
@@ -51,11 +47,9 @@ class OutputTool:
     def complaints(self, value: Any) -> list[str]:
         """What is wrong with an answer, one line each (at most five); empty when it meets the schema."""
         try:
-            errors = sorted(self.validator.iter_errors(value), key=lambda error: error.json_path)
-        except (RecursionError, Unresolvable):
-            return [
-                "The schema cannot be applied: it points in circles or to nothing, or the answer is too deep"
-            ]
+            errors = sorted(self.checker.faults(value), key=lambda error: error.json_path)
+        except Unusable as unusable:
+            return [f"The schema cannot be applied: {unusable}"[:_COMPLAINT_CHARACTERS]]
         return [
             f"{error.json_path}: {error.message}"[:_COMPLAINT_CHARACTERS] for error in errors[:_COMPLAINTS]
         ]

@@ -15,6 +15,8 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, field_validator
 
+from executor.strict_json import too_deep
+
 MAX_PROMPT_BYTES = 262_144
 MAX_OUTPUT_SCHEMA_BYTES = 32_768
 
@@ -96,7 +98,7 @@ class TaskRequest(Model):
     system_prompt: str | None = Field(
         default=None, description="Replaces the agent's system prompt for this run."
     )
-    tools: Annotated[list[str], Field(max_length=256)] | None = Field(
+    tools: Annotated[list[Annotated[str, Field(max_length=128)]], Field(max_length=256)] | None = Field(
         default=None,
         description="Names or glob patterns of the tools allowed; [] allows none, null all.",
     )
@@ -138,19 +140,21 @@ class TaskRequest(Model):
 
 def check_output_schema(schema: dict[str, Any]) -> None:
     """Refuse with `ValueError` what is no JSON Schema (draft 2020-12), is too large or points elsewhere."""
+    if too_deep(schema):
+        raise ValueError("the schema goes too deep")
     if len(json.dumps(schema, allow_nan=False).encode()) > MAX_OUTPUT_SCHEMA_BYTES:
         raise ValueError(f"at most {MAX_OUTPUT_SCHEMA_BYTES:,} bytes of JSON are allowed")
     if remote := next((ref for ref in _refs(schema) if not ref.startswith("#")), None):
         raise ValueError(f"$ref must point into the schema itself (#/…), not to {remote!r}")
-    from jsonschema import Draft202012Validator, SchemaError
+    from executor.json_schema import check_schema
 
+    check_schema(schema)
     try:
-        Draft202012Validator.check_schema(schema)
-    except SchemaError as error:
-        raise ValueError(f"not a JSON Schema: {error.message}") from None
-    except RecursionError:
-        raise ValueError("the schema goes too deep") from None
-    _check_refs(schema)
+        _check_refs(schema)
+    except ValueError:
+        raise
+    except Exception as error:
+        raise ValueError(f"its references cannot be used: {type(error).__name__}") from error
 
 
 def _check_refs(schema: dict[str, Any]) -> None:
@@ -162,8 +166,10 @@ def _check_refs(schema: dict[str, Any]) -> None:
     if json.dumps(schema).count('"$id"') > ("$id" in schema):
         return  # a part with a base of its own: looked at when it is used
     resource = DRAFT202012.create_resource(schema)
-    resolver = Registry[Any]().with_resource("", resource).resolver_with_root(resource)
-    for ref in _refs(schema):
+    # crawled once: else each reference to an anchor would read the whole schema again
+    registry = Registry[Any]().with_resource(resource.id() or "", resource).crawl()
+    resolver = registry.resolver_with_root(resource)
+    for ref in dict.fromkeys(_refs(schema)):
         try:
             resolver.lookup(ref)
         except Unresolvable:
@@ -268,7 +274,9 @@ class StepRecord(Model):
 
     step_number: int = Field(ge=1, description="From 1.")
     iteration: int = Field(ge=1, description="The turn it belongs to, from 1.")
-    observation: str = Field(description="What the model newly read before this step.")
+    observation: str = Field(
+        description="What the model newly read before this step, cut to 64 KiB; the whole is in request and tool_history."
+    )
     reasoning: str = Field(description="What the model wrote and thought in this turn.")
     action: ToolCall | None = Field(default=None, description="The call; null for the last step.")
     result: Any = Field(default=None, description="What came of it; for the last step the answer.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -10,12 +11,14 @@ from functools import partial
 from typing import Any, Protocol
 
 from executor.act import act
-from executor.errors import NewerFormat, NotFound
+from executor.errors import DamagedLog, NewerFormat, NotFound
 from executor.journal import Clock, Journal, fold
 from executor.log import EventLog, Row
 from executor.outcomes import Call, Observed, Thought, ThoughtFailed
 from executor.think import Ask, Chapter, ModelFailure, Thinker
 from executor.tools import Tool, Toolbox, ToolContext
+
+logger = logging.getLogger("loopwright.executor")
 
 FIRST_BACKOFF = 0.5
 MAX_BACKOFF = 30.0
@@ -66,7 +69,9 @@ class Worker:
     async def think(self, closing: bool, not_before: float | None) -> Thought | ThoughtFailed:
         """Ask the model for one turn, not before the Unix time `not_before`."""
         if not_before is not None:
-            await asyncio.sleep(max(0.0, not_before - self._habits.clock()))
+            # a clock that was set back over a restart makes no wait longer than any that we begin
+            wait = min(not_before - self._habits.clock(), MAX_RETRY_AFTER + 1)
+            await asyncio.sleep(max(0.0, wait))
         await self._mind.toolbox.ready()
         if self._earlier is None:
             try:
@@ -160,13 +165,22 @@ async def earlier_chapters(log: EventLog, row: Row) -> list[Chapter]:
     while last is not None and last.previous is not None:
         try:
             earlier = await log.get(last.previous)
-            state = await fold(log, earlier)
+            chapters.extend(await _chapter(log, earlier))
         except NotFound:
             last = await _closed_up(log, last)
-            continue
-        chapters.append(Chapter(earlier.execution.request.prompt, state.turns))
-        last = earlier
+        else:
+            last = earlier
     return chapters[::-1]
+
+
+async def _chapter(log: EventLog, row: Row) -> list[Chapter]:
+    """What this run adds to its session: nothing, when its log is damaged."""
+    try:
+        state = await fold(log, row)
+    except DamagedLog as error:
+        logger.warning("a session goes on without one of its runs. %s", error)
+        return []
+    return [Chapter(row.execution.request.prompt, state.turns)]
 
 
 async def _closed_up(log: EventLog, row: Row) -> Row | None:

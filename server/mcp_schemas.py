@@ -96,7 +96,7 @@ EXECUTE_TASK: Final = Tool(
             "system_prompt": {"type": "string"},
             "tools": {
                 "type": "array",
-                "items": {"type": "string"},
+                "items": {"type": "string", "maxLength": 128},
                 "maxItems": 256,
                 "description": "Names or globs of tools allowed; default all.",
             },

@@ -18,6 +18,7 @@ from starlette.responses import Response
 from executor.errors import (
     AlreadyDecided,
     BeyondTheLog,
+    DamagedLog,
     IdempotencyMismatch,
     InvalidRequest,
     LoopwrightError,
@@ -99,6 +100,7 @@ _STATUS: Mapping[type[LoopwrightError], int] = {
     AlreadyDecided: 409,
     BeyondTheLog: 409,
     NewerFormat: 409,
+    DamagedLog: 409,
     Overloaded: 429,
     Stopping: 503,
     StorageUnavailable: 503,

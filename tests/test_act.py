@@ -238,9 +238,12 @@ async def test_a_result_that_contains_itself_or_is_too_deep_does_no_harm() -> No
         return value
 
     assert (await observe(cycle)).result == ["..."]
-    for levels in (300, 100_000):
+    for levels in (65, 200, 210, 250):  # the log writes some 250 levels and reads some 200
         seen = await observe(deep, {"levels": levels})
-        assert seen.observation.startswith("TOOL_ERROR: the result is not JSON: "), levels
+        text = "[" * levels + '"\ufffd"' + "]" * levels
+        assert (seen.observation, seen.result, seen.error) == (text, text, None), levels
+    seen = await observe(deep, {"levels": 100_000})
+    assert seen.observation.startswith("TOOL_ERROR: the result is not JSON: ")
 
 
 @requirement("tool:surrogates")
@@ -278,13 +281,13 @@ async def test_a_large_result_is_cut_for_the_model_and_kept_up_to_one_mebibyte()
 
 
 async def test_images_are_kept_as_content_beside_the_text() -> None:
-    image = {"type": "image", "mime_type": "image/png", "data": "AAAA"}
+    image = {"type": "image", "mime_type": "image/png", "data": "iVBORw0KGgo="}
 
     async def draw() -> ToolOutput:
-        return ToolOutput(text="[image image/png, 3 bytes]", content=(image,), result={"content": [image]})
+        return ToolOutput(text="[image image/png, 8 bytes]", content=(image,), result={"content": [image]})
 
     seen = await observe(draw)
-    assert seen.observation == "[image image/png, 3 bytes]"
+    assert seen.observation == "[image image/png, 8 bytes]"
     assert (seen.content, seen.result) == ((image,), {"content": [image]})
 
 

@@ -160,7 +160,11 @@ async def test_without_tools_there_is_no_tool_choice(at: At, providers: Provider
 
 
 async def test_an_image_that_a_tool_gave_reaches_the_model(at: At, providers: Providers) -> None:
-    picture = {"type": "image", "mime_type": "image/png", "data": base64.b64encode(b"png").decode()}
+    picture = {
+        "type": "image",
+        "mime_type": "image/png",
+        "data": base64.b64encode(b"\x89PNG\r\n\x1a\n").decode(),
+    }
     script = [Answer(calls=[Call("add", {}, "x")]), Answer(text="seen")]
     async with asyncio.timeout(20), FakeModels(script) as fake:
         at(fake)
