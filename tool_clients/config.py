@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from itertools import pairwise
@@ -87,6 +87,8 @@ class Server:
     name: str
     transport: Transport
     rules: Rules = field(default_factory=Rules)
+    variables: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
+    """The environment variables that the entry names in `${…}`, and their values."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,7 +228,9 @@ def _server(name: str, entry: _Entry, folder: Path, variables: Mapping[str, str]
         trusted=ours.trusted,
         timeout=ours.timeout or entry.timeout,
     )
-    return Server(name=name, transport=_transport(entry, folder, variables), rules=rules)
+    used = _Used(variables)
+    transport = _transport(entry, folder, used)
+    return Server(name=name, transport=transport, rules=rules, variables=used.seen)
 
 
 def _transport(entry: _Entry, folder: Path, variables: Mapping[str, str]) -> Transport:
@@ -309,6 +313,24 @@ def _expand(text: str, field: str, variables: Mapping[str, str]) -> str:
         return found
 
     return _PLACEHOLDER.sub(value, text)
+
+
+class _Used(Mapping[str, str]):
+    """Environment variables that remember which of them were asked for."""
+
+    def __init__(self, inner: Mapping[str, str]) -> None:
+        self._inner = inner
+        self.seen: dict[str, str] = {}
+
+    def __getitem__(self, name: str) -> str:
+        value = self.seen[name] = self._inner[name]
+        return value
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._inner)
+
+    def __len__(self) -> int:
+        return len(self._inner)
 
 
 def _is_loopwright(entry: _Entry) -> bool:

@@ -20,7 +20,10 @@ from pydantic import ValidationError
 from executor.tools import ToolFailure
 
 from .config import Http, Server, Stdio
+from .guard import Guard
+from .hiding import Secrets
 from .listing import Listing, list_tools
+from .secrets import secrets_of
 from .wire import Wire
 
 logger = logging.getLogger("loopwright.tools")
@@ -60,17 +63,21 @@ class Connection:
         client_info: mcp_types.Implementation,
         on_listing: Callable[[], None] = lambda: None,
         first_retry: float = FIRST_RETRY,
+        guard: Guard | None = None,
     ) -> None:
         self.server = server
+        self.secrets = Secrets()
         self.state: State = "connecting"
         self.reason: str | None = None
         self.listing = Listing()
         self.protocol_version: str | None = None
         self.stderr = ""
+        self.junk: str | None = None
         self.first_settled = asyncio.Event()
         self._client_info = client_info
         self._on_listing = on_listing
         self._first_retry = first_retry
+        self._guard = guard
         self._settled = asyncio.Event()
         self._client: Client | None = None
         self._wire: Wire | None = None
@@ -105,6 +112,7 @@ class Connection:
                 self._task.cancel()
 
     async def _own(self) -> None:
+        self.secrets = await asyncio.to_thread(secrets_of, self.server)  # it looks which paths there are
         clock = asyncio.get_running_loop().time
         delay = self._first_retry
         while True:
@@ -126,14 +134,20 @@ class Connection:
 
     async def _attempt(self) -> str:
         """Connect and serve until the connection ends; why it did."""
-        wire = self._wire = Wire(self.server.transport, on_close=self._cut)
+        wire = self._wire = Wire(
+            self.server.transport,
+            on_close=self._cut,
+            on_junk=self._on_junk,
+            secrets=self.secrets,
+            guard=self._guard,
+        )
         self._was_up = self._expired = False
         self._wake.clear()
         try:
             await self._connect(wire)
         except Exception as error:  # a supervisor: whatever a server does costs only its own tools
             logger.debug("server %s", self.server.name, exc_info=True)
-            reason = _explain(error, self.server)
+            reason = self.secrets.hide(_explain(error, self.server))
         else:
             reason = "the connection was closed"
         finally:
@@ -204,6 +218,11 @@ class Connection:
         self.state, self.reason = "failed", reason
         self.first_settled.set()
         self._settled.set()
+
+    def _on_junk(self, note: str) -> None:
+        if self.junk is None:  # and not once more for each reconnection
+            logger.warning("server %s: %s", self.server.name, note)
+            self.junk = note
 
     # Changes of the list of tools
 
@@ -325,8 +344,8 @@ class Connection:
         return ToolFailure(f"Server {self.server.name} is not available: {why}")
 
     def _failure(self, error: MCPError | RuntimeError) -> ToolFailure:
-        if isinstance(error, MCPError) and error.code != CONNECTION_CLOSED:
-            return ToolFailure(error.message)
+        if isinstance(error, MCPError) and error.code != CONNECTION_CLOSED:  # see `Wire.clean`
+            return ToolFailure(error.message or "The server refused the call and did not say why.")
         return self._unavailable("the connection was lost during the call, which may have had its effect")
 
 

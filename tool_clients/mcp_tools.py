@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from types import MappingProxyType, TracebackType
 from typing import Literal, Self
@@ -12,10 +13,12 @@ import mcp_types
 
 from executor.tools import TOOL_TIMEOUT, Tool, ToolContext, ToolOutput
 
-from .config import Config, Http, Server, matches, same_endpoint
+from .config import Config, Http, Server, Stdio, matches, same_endpoint
 from .connection import FIRST_RETRY, READY_WAIT, Connection
 from .content import to_output
+from .guard import Guard
 from .names import offered_name
+from .secrets import guarded_logs
 
 KEY_META = "loopwright/key"
 DEPTH_META = "loopwright/depth"
@@ -54,20 +57,26 @@ class McpTools:
         self._config = config
         self._default_timeout = default_timeout
         self._ourselves = tuple(s.name for s in config.servers if _is_at(s, own_url))
+        self._guard = Guard()
         self._connections = [
             Connection(
                 server,
                 client_info=mcp_types.Implementation(name="loopwright", version=version),
                 on_listing=self._collect,
                 first_retry=first_retry,
+                guard=self._guard,
             )
             for server in config.servers
             if server.name not in self._ourselves
         ]
+        self._open = ExitStack()
         self._tools: Mapping[str, Tool] = {}
         self._names: Mapping[str, tuple[str, ...]] = {}
 
     async def __aenter__(self) -> Self:
+        if any(isinstance(connection.server.transport, Stdio) for connection in self._connections):
+            await self._guard.open()
+        self._open.enter_context(guarded_logs(lambda: [c.secrets for c in self._connections]))
         for connection in self._connections:
             connection.start()
         return self
@@ -78,12 +87,17 @@ class McpTools:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        closing = asyncio.gather(*(connection.close() for connection in self._connections))
+        closing = asyncio.ensure_future(self._close())
         try:
             await asyncio.shield(closing)
         except asyncio.CancelledError:
             await closing  # children are stopped also when we are hurried; the SDK bounds how long it takes
             raise
+
+    async def _close(self) -> None:
+        await asyncio.gather(*(connection.close() for connection in self._connections))
+        await self._guard.close()
+        self._open.close()
 
     async def ready(self) -> None:
         """Wait (at most 10 s) for the servers whose first connection is still under way."""
@@ -125,7 +139,7 @@ class McpTools:
             transport=transport.kind if isinstance(transport, Http) else "stdio",
             protocol_version=connection.protocol_version,
             tools=self._names.get(connection.server.name, ()),
-            notes=connection.listing.notes,
+            notes=(*connection.listing.notes, *([connection.junk] if connection.junk else [])),
             stderr=connection.stderr,
         )
 

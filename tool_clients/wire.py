@@ -11,19 +11,28 @@ from types import TracebackType
 from typing import Any, Self, TextIO
 
 import httpx2
-from mcp import StdioServerParameters, stdio_client
 from mcp.client.sse import sse_client
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.message import SessionMessage
-from mcp_types import JSONRPCResponse
+from mcp_types import CONNECTION_CLOSED, PARSE_ERROR, JSONRPCError, JSONRPCNotification, JSONRPCResponse
 from mcp_types.methods import validate_server_result
 from mcp_types.version import LATEST_HANDSHAKE_VERSION
 from pydantic import ValidationError
 
 from .config import Http, Stdio, Transport
+from .guard import Guard
+from .hiding import Secrets
+from .http_bodies import watch_body
+from .messages import MAX_MESSAGE_BYTES, TOO_LARGE, unreadable
+from .stdio import open_stdio
 
 STDERR_TAIL = 8 * 1024
 HTTP_TIMEOUT = 30.0
+REFUSED = -32099
+"""The code under which a server's own error -32000 goes on: the SDK reports a lost connection as -32000."""
+
+_LOST_WORDS = ("SSE stream ended",)
+_JUNK_SHOWN = 200
 _SDK_STREAMS = tuple[Any, Any]  # the SDK's ReadStream and WriteStream, which it does not export
 
 
@@ -32,17 +41,30 @@ class Wire(AbstractAsyncContextManager[_SDK_STREAMS]):
 
     `closed` becomes true, and `on_close` is called, as soon as nothing more can come from the server: the
     SDK's client does not tell. `session_gone`: the server answered that it does not know the session (any
-    more). `notes` names what was dropped from a listing of tools.
+    more). `notes` names what was dropped from a listing of tools. Nothing that comes out of here holds one of
+    the `secrets`. `on_junk` is told, once, of lines on stdout that are no messages.
     """
 
-    def __init__(self, transport: Transport, *, on_close: Callable[[], None]) -> None:
-        self.tail = Tail()
+    def __init__(
+        self,
+        transport: Transport,
+        *,
+        on_close: Callable[[], None],
+        on_junk: Callable[[str], None] = lambda note: None,
+        secrets: Secrets | None = None,
+        guard: Guard | None = None,
+    ) -> None:
+        self.secrets = secrets or Secrets()
+        self.tail = Tail(self.secrets)
         self.closed = False
         self.session_gone = False
         self.notes: list[str] = []
         self.protocol_version = LATEST_HANDSHAKE_VERSION
+        self.ends_when_too_large = isinstance(transport, Stdio)
         self._on_close = on_close
-        self._inner = _open(transport, self)
+        self._on_junk = on_junk
+        self._junk = 0
+        self._inner = _open(transport, self, guard or Guard())
 
     async def __aenter__(self) -> _SDK_STREAMS:
         read, write = await self._inner.__aenter__()
@@ -61,16 +83,38 @@ class Wire(AbstractAsyncContextManager[_SDK_STREAMS]):
             self.closed = True
             self._on_close()
 
+    def junk(self, line: bytes) -> None:
+        """Drop a line that is no message, and say so of the first."""
+        self._junk += 1
+        if self._junk == 1:
+            # Hidden before it is cut: half a secret is one too.
+            text = self.secrets.hide(line[:65_536].decode("utf-8", "replace"))
+            self._on_junk(f"it writes what is no message to its stdout (dropped): {text[:_JUNK_SHOWN]!r}")
+
     def clean(self, item: Any) -> Any:
-        """Drop malformed tools from a listing, and all output schemas.
+        """Hide what is secret; tell a server's own errors from the SDK's; drop malformed tools from a listing.
 
         The SDK refuses a whole page for one malformed tool. With an output schema it throws an answer away
         that does not meet it, although the call has had its effect; a host need not look.
         """
-        if isinstance(item, SessionMessage) and isinstance(item.message, JSONRPCResponse):
-            result = item.message.result
-            if isinstance(result.get("tools"), list) and "content" not in result:
-                result["tools"] = [tool for tool in result["tools"] if self._well_formed(tool, result)]
+        if not isinstance(item, SessionMessage):
+            return item
+        match item.message:
+            case JSONRPCResponse() as message:
+                result = message.result = self.secrets.hide_in(message.result)
+                if isinstance(result.get("tools"), list) and "content" not in result:
+                    result["tools"] = [tool for tool in result["tools"] if self._well_formed(tool, result)]
+            case JSONRPCError(error=error):
+                error.message = self.secrets.hide(error.message)
+                error.data = self.secrets.hide_in(error.data)
+                if error.code == PARSE_ERROR and error.message.startswith("Failed to parse "):
+                    error.message = unreadable("it is no JSON-RPC answer")  # the SDK quotes all of it
+                elif error.code == CONNECTION_CLOSED and not error.message.startswith(_LOST_WORDS):
+                    error.code = REFUSED
+                if error.message == TOO_LARGE and self.ends_when_too_large:
+                    self.close()  # now, so that no other call is sent into what is about to end
+            case JSONRPCNotification() as message:
+                message.params = self.secrets.hide_in(message.params)
         return item
 
     def _well_formed(self, tool: Any, result: dict[str, Any]) -> bool:
@@ -136,12 +180,17 @@ class Tail:
     A thread and a plain pipe work alike on all platforms and for every event loop.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, secrets: Secrets) -> None:
+        self._secrets = secrets
+        # So much more is kept that a secret whose beginning is lost is not among what is shown.
+        self._kept = STDERR_TAIL + 4 * secrets.longest
         self._bytes = bytearray()
         self._thread: threading.Thread | None = None
 
     def __str__(self) -> str:
-        return bytes(self._bytes[-STDERR_TAIL:]).decode("utf-8", "replace")
+        cut = len(self._bytes) >= self._kept
+        text = self._secrets.hide(bytes(self._bytes).decode("utf-8", "replace"))
+        return text[self._secrets.longest if cut else 0 :][-STDERR_TAIL:]
 
     def open(self) -> TextIO:
         """The end of a pipe to give to a child. The caller closes it once the child has its own copy."""
@@ -156,7 +205,7 @@ class Tail:
         try:
             while chunk := os.read(fd, 65_536):
                 self._bytes += chunk
-                del self._bytes[:-STDERR_TAIL]
+                del self._bytes[: -self._kept]
         finally:
             os.close(fd)
 
@@ -167,30 +216,22 @@ class Tail:
             await asyncio.to_thread(self._thread.join, 0.5)
 
 
-def _open(transport: Transport, wire: Wire) -> AbstractAsyncContextManager[_SDK_STREAMS]:
+def _open(transport: Transport, wire: Wire, guard: Guard) -> AbstractAsyncContextManager[_SDK_STREAMS]:
     match transport:
         case Stdio():
-            return _open_stdio(transport, wire.tail)
+            return _open_stdio(transport, wire, guard)
         case Http():
             return _open_http(transport, wire)
 
 
 @asynccontextmanager
-async def _open_stdio(transport: Stdio, tail: Tail) -> AsyncGenerator[_SDK_STREAMS]:
-    parameters = StdioServerParameters(
-        command=transport.command,
-        args=list(transport.args),
-        env=dict(transport.env),
-        cwd=transport.cwd,
-        encoding_error_handler="replace",  # strict ends the reader for ever at the first invalid byte
-    )
+async def _open_stdio(transport: Stdio, wire: Wire, guard: Guard) -> AsyncGenerator[_SDK_STREAMS]:
     try:
-        with tail.open() as errlog:
-            async with stdio_client(parameters, errlog=errlog) as streams:
-                errlog.close()
+        with wire.tail.open() as errlog:
+            async with open_stdio(transport, errlog=errlog, on_junk=wire.junk, guard=guard) as streams:
                 yield streams
     finally:
-        await tail.drained()
+        await wire.tail.drained()
 
 
 @asynccontextmanager
@@ -201,11 +242,12 @@ async def _open_http(transport: Http, wire: Wire) -> AsyncGenerator[_SDK_STREAMS
     async def look(response: httpx2.Response) -> None:
         if response.status_code == 404 and "mcp-session-id" in response.request.headers:
             wire.session_gone = True
+        watch_body(response)
 
     # In a thread, since a client reads the certificates of all authorities when it is made.
     http = await asyncio.to_thread(
         httpx2.AsyncClient,
-        headers=dict(transport.headers),
+        headers={"Accept-Encoding": "identity", **transport.headers},
         timeout=timeout,
         event_hooks={"response": [look]},
     )
@@ -213,5 +255,10 @@ async def _open_http(transport: Http, wire: Wire) -> AsyncGenerator[_SDK_STREAMS
         async with sse_client(transport.url, httpx_client_factory=lambda *_, **__: http) as streams:
             yield streams
     else:
-        async with http, streamable_http_client(transport.url, http_client=http) as streams:
+        async with (
+            http,
+            streamable_http_client(
+                transport.url, http_client=http, max_sse_event_size=MAX_MESSAGE_BYTES
+            ) as streams,
+        ):
             yield streams

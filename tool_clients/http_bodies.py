@@ -1,0 +1,93 @@
+"""What an HTTP server answers, bounded and mended before the SDK reads it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx2
+from mcp_types import JSONRPCError, RequestId
+
+from .messages import MAX_MESSAGE_BYTES, TOO_LARGE, Unreadable, failure, mend, parse, unreadable
+
+
+def watch_body(response: httpx2.Response) -> None:
+    """Have the response's body read through here. One that is compressed is left as it is: we ask for none."""
+    kind = response.headers.get("content-type", "").lower()
+    if "content-encoding" in response.headers or not isinstance(response.stream, httpx2.AsyncByteStream):
+        return
+    if kind.startswith("text/event-stream"):
+        response.stream = _Events(response.stream, _asked(response.request))
+    else:
+        response.headers.pop("content-length", None)  # a mended body has another length
+        checked = response.status_code < 400 and kind.startswith("application/json")
+        response.stream = _Whole(response.stream, _asked(response.request), checked=checked)
+
+
+def _asked(request: httpx2.Request) -> RequestId | None:
+    """The id of the JSON-RPC request that is answered."""
+    try:
+        message: Any = json.loads(request.content)
+    except (ValueError, httpx2.RequestNotRead):
+        return None
+    request_id = message.get("id") if isinstance(message, dict) else None
+    return request_id if isinstance(request_id, int | str) else None
+
+
+def _line(message: JSONRPCError) -> bytes:
+    return message.model_dump_json(by_alias=True, exclude_unset=True).encode()
+
+
+class _Body(httpx2.AsyncByteStream):
+    def __init__(self, inner: httpx2.AsyncByteStream, asked: RequestId | None) -> None:
+        self._inner, self._asked = inner, asked
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()
+
+    def _instead(self, why: str) -> bytes:
+        return _line(failure(self._asked, why)) if self._asked is not None else b""
+
+
+class _Whole(_Body):
+    """A body that is one message, replaced by an error when it is too large or, if checked, unreadable."""
+
+    def __init__(self, inner: httpx2.AsyncByteStream, asked: RequestId | None, *, checked: bool) -> None:
+        super().__init__(inner, asked)
+        self._checked = checked
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        body = bytearray()
+        async for chunk in self._inner:
+            body += chunk
+            if len(body) > MAX_MESSAGE_BYTES:
+                yield self._instead(TOO_LARGE)
+                return
+        yield self._usable(mend(bytes(body)))
+
+    def _usable(self, body: bytes) -> bytes:
+        if self._checked and self._asked is not None:
+            try:
+                parse(body)
+            except Unreadable as error:
+                return self._instead(unreadable(error))
+        return body
+
+
+class _Events(_Body):
+    """A stream of events: each line mended; one that is too long ends the stream with an error in its place."""
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        line = bytearray()
+        async for chunk in self._inner:
+            *ended, rest = chunk.split(b"\n")
+            for part in ended:
+                line += part
+                yield mend(bytes(line)) + b"\n"
+                line.clear()
+            line += rest
+            if len(line) > MAX_MESSAGE_BYTES:
+                yield b"data: " + self._instead(TOO_LARGE) + b"\n\n"
+                return
+        yield mend(bytes(line))
