@@ -59,6 +59,15 @@ class Engine(Protocol):
         """Return when this process does not drive the execution (any more)."""
         ...
 
+    @property
+    def writable(self) -> bool:
+        """Whether the log took what this process last had to write."""
+        ...
+
+    def pauses(self, execution_id: str) -> bool:
+        """Whether a run stands still here because its log cannot be written just now."""
+        ...
+
 
 class Driver(Protocol):
     """How an execution is driven (loop.py)."""
@@ -111,6 +120,8 @@ class LocalEngine:
         self._scan = scan
         self._drives: dict[str, asyncio.Task[None]] = {}
         self._chores: list[asyncio.Task[None]] = []
+        self._paused: set[str] = set()
+        self._mute = False  # the last heartbeat could not be written
 
     async def __aenter__(self) -> Self:
         await self.open()
@@ -120,7 +131,7 @@ class LocalEngine:
         await self.close()
 
     async def open(self) -> None:
-        self._closing = False
+        self._closing = self._mute = False
         await self._store.heartbeat(self.driver)
         if self._recover:
             self._chores = [asyncio.create_task(self._beat(), name="loopwright heartbeat")]
@@ -178,6 +189,13 @@ class LocalEngine:
         while task := self._drives.get(execution_id):
             await asyncio.wait({task})
 
+    @property
+    def writable(self) -> bool:
+        return not self._paused and not self._mute
+
+    def pauses(self, execution_id: str) -> bool:
+        return execution_id in self._paused
+
     async def _supervise(self, lease: Lease, before: asyncio.Task[None] | None) -> None:
         """Drive until the run has ended, waits for an answer or is somebody else's; first, let `before` end."""
         try:
@@ -203,7 +221,7 @@ class LocalEngine:
                 return True
             except StorageUnavailable as error:
                 log.error("execution %s pauses, its log cannot be written: %s", lease.execution_id, error)
-                await asyncio.sleep(STORAGE_RETRY)
+                await self._pause(lease.execution_id)
             except (LeaseLost, NotFound):
                 raise
             except Exception:  # a bug: logged once with its traceback, and the run ends with an event
@@ -211,6 +229,13 @@ class LocalEngine:
                     raise
                 log.exception("execution %s broke", lease.execution_id)
                 broken = "An internal error ended the run: the log of the server has the details."
+
+    async def _pause(self, execution_id: str) -> None:
+        self._paused.add(execution_id)
+        try:
+            await asyncio.sleep(STORAGE_RETRY)
+        finally:
+            self._paused.discard(execution_id)
 
     async def _let_go(self, lease: Lease) -> None:
         """Release a run that waits for an answer, and look once more: the answer may have come just now."""
@@ -231,7 +256,9 @@ class LocalEngine:
             await asyncio.sleep(self._heartbeat)
             try:
                 await self._store.heartbeat(self.driver)
+                self._mute = False
             except StorageUnavailable as error:
+                self._mute = True
                 log.error("no heartbeat: %s", error)
 
     async def _take_over(self) -> None:

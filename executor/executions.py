@@ -24,6 +24,7 @@ from executor.errors import (
     InvalidRequest,
     ModelNotAllowed,
     Stopping,
+    StorageUnavailable,
     TooDeep,
 )
 from executor.frames import from_entry, to_entry
@@ -368,6 +369,21 @@ class Executions:
     async def delete(self, execution_id: str, *, owner: str = LOCAL) -> None:
         """Remove a finished execution and leave nothing. Raises `StillRunning`."""
         await self._log.delete(execution_id, owner=owner)
+
+    async def ready(self) -> None:
+        """Return when new runs can be taken here: nothing stops, and the log can be read and written.
+
+        Raises `Stopping`, `StorageUnavailable`.
+        """
+        if self.closing.is_set():
+            raise Stopping
+        if not self._engine.writable:
+            raise StorageUnavailable("The log cannot be written just now: see the server's own log.")
+        await self._log.list(LOCAL, limit=1)
+
+    def pauses(self, execution_id: str) -> bool:
+        """Whether the run stands still because its log cannot be written; it goes on by itself."""
+        return self._engine.pauses(execution_id)
 
     async def settled(self, execution_id: str) -> None:
         """Return when this process does not drive the execution (any more)."""

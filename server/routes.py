@@ -263,10 +263,8 @@ class Door:
         return Response(status_code=204)
 
     async def ready(self, request: Request) -> ASGIApp:
-        """Whether to send requests here: the log answers, and nothing stops."""
-        if self._executions.closing.is_set():
-            raise Stopping
-        await self._executions.list(limit=1)
+        """Whether to send requests here: the log can be read and written, and nothing stops."""
+        await self._executions.ready()
         return Response(b'{"status":"ready"}', 200, _JSON_HEADERS, "application/json")
 
 

@@ -37,6 +37,9 @@ WRITE_BYTES: Final = 64 * 1024
 
 HELLO: Final = b": the events of one execution\n\n"
 PING: Final = b": still here\n\n"
+PAUSES: Final = (
+    "The run pauses: its log cannot be written just now. It goes on by itself once that works again."
+)
 
 HEADERS: Final = {
     "Content-Type": "text/event-stream",
@@ -122,7 +125,7 @@ class EventStream:
                 if clock() < self._spoke + self._ping:
                     continue
             try:
-                await self._write(send, PING)
+                await self._write(send, self._sign_of_life())
             except SlowReader:
                 return "slow"
 
@@ -168,11 +171,21 @@ class EventStream:
                 raise SlowReader from None
             self._spoke = asyncio.get_running_loop().time()
 
+    def _sign_of_life(self) -> bytes:
+        """What breaks a silence; one that has a reason gets a transient frame that names it."""
+        if self._executions.pauses(self._place.execution_id):
+            return self._frame(StorageUnavailable.code, PAUSES)
+        return PING
+
     def _notice(self, error: LoopwrightError) -> bytes:
-        """A transient frame (no `id:`) that says why the stream ends early, and where to go on."""
+        """A transient frame that says why the stream ends early, and where to go on."""
         detail = "The log cannot be read just now." if isinstance(error, StorageUnavailable) else str(error)
-        data = to_json({"code": error.code, "detail": detail, "last_seq": self._last})
-        return b"event: %s\ndata: %s\n\n" % (error.code.encode(), data)
+        return self._frame(error.code, detail)
+
+    def _frame(self, code: str, detail: str) -> bytes:
+        """A frame without `id:`, which is not on record and does not move the reader's place."""
+        data = to_json({"code": code, "detail": detail, "last_seq": self._last})
+        return b"event: %s\ndata: %s\n\n" % (code.encode(), data)
 
 
 def _joined(entries: Sequence[Entry]) -> Iterator[tuple[int, bytes]]:
