@@ -5,6 +5,7 @@ Knows the file, its rights and its version; not what the rows mean. Everything h
 
 from __future__ import annotations
 
+import errno
 import os
 import sqlite3
 import time
@@ -56,18 +57,20 @@ class Database:
                 self._migrate(version)
 
     def connect(self) -> sqlite3.Connection:
-        """A connection in autocommit mode, durable and tidy: transactions are begun by hand."""
-        connection = sqlite3.connect(
-            self.path, timeout=self._busy_seconds, isolation_level=None, check_same_thread=False
-        )
-        try:
-            _use_wal(connection)
-            # FULL: in WAL mode only this survives a power cut. secure_delete: what is deleted is overwritten.
-            for pragma in ("synchronous=FULL", "secure_delete=ON", "foreign_keys=ON"):
-                connection.execute(f"PRAGMA {pragma}").close()
-        except BaseException:
-            connection.close()
-            raise
+        """A connection in autocommit mode, durable and tidy: transactions are begun by hand. Raises what `prepare`
+        raises, also where the file was well at that moment: on a read-only mount, for one."""
+        with self._readable():
+            connection = sqlite3.connect(
+                self.path, timeout=self._busy_seconds, isolation_level=None, check_same_thread=False
+            )
+            try:
+                _use_wal(connection)
+                # FULL: in WAL mode only this survives a power cut. secure_delete: what is deleted is overwritten.
+                for pragma in ("synchronous=FULL", "secure_delete=ON", "foreign_keys=ON"):
+                    connection.execute(f"PRAGMA {pragma}").close()
+            except BaseException:
+                connection.close()
+                raise
         return connection
 
     @contextmanager
@@ -75,6 +78,11 @@ class Database:
         try:
             yield
         except (OSError, sqlite3.OperationalError) as error:
+            if _read_only(error):
+                raise DatabaseRefused(
+                    f"The database {self.path} can only be read: every run is recorded in it. Make the file, its folder "
+                    "and what they are mounted on writable, or set LOOPWRIGHT_DATABASE_URL to another place."
+                ) from error
             raise StorageUnavailable(
                 f"The database {self.path} cannot be opened ({getattr(error, 'strerror', None) or error}): check "
                 "the rights of the file and its folder and that no program keeps it locked, or set "
@@ -109,6 +117,7 @@ class Database:
     def _look(self, mode: str) -> int:
         address = f"{self.path.absolute().as_uri()}?{mode}"
         with closing(sqlite3.connect(address, uri=True, timeout=self._busy_seconds)) as connection:
+            connection.execute("BEGIN")  # one look: another process may be making it what it is to become
             (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
             (application,) = connection.execute("PRAGMA application_id").fetchone()
             (version,) = connection.execute("PRAGMA user_version").fetchone()
@@ -152,6 +161,12 @@ class Database:
         os.close(os.open(copy, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
         with closing(sqlite3.connect(self.path)) as source, closing(sqlite3.connect(copy)) as target:
             source.backup(target)
+
+
+def _read_only(error: OSError | sqlite3.OperationalError) -> bool:
+    if isinstance(error, OSError):
+        return error.errno == errno.EROFS
+    return error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_READONLY
 
 
 def _use_wal(connection: sqlite3.Connection) -> None:

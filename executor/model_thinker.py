@@ -74,12 +74,12 @@ class Limits:
 
 
 class ModelThinker:
-    """Asks one model, turn by turn, for one drive."""
+    """Asks one model, turn by turn, for one drive. `voice` may be another one of the same model at each turn."""
 
     def __init__(
         self, voice: Voice, limits: Limits, agent: Agent[Any, Any] | None = None, deps: Any = None
     ) -> None:
-        self._voice = voice
+        self.voice = voice
         self._limits = limits
         self._agent = agent
         self._deps = deps
@@ -96,7 +96,7 @@ class ModelThinker:
             transient=transient,
         )
         response, estimated = measured(await self._answer(request), request.messages, request.tools)
-        return thought(response, ask, output, self._voice.price(response), estimated=estimated)
+        return thought(response, ask, output, self.voice.price(response), estimated=estimated)
 
     def _output_tool(self, ask: Ask) -> OutputTool | None:
         """The output tool of this run; made once, since its validator is compiled from the schema."""
@@ -107,7 +107,7 @@ class ModelThinker:
         return self._output
 
     def _settings(self, ask: Ask, *, tools: bool) -> ModelSettings:
-        settings = ModelSettings(**self._voice.settings)
+        settings = ModelSettings(**self.voice.settings)
         settings["timeout"] = self._limits.timeout
         if tools:
             settings["tool_choice"] = "none" if ask.closing else "auto"
@@ -118,7 +118,7 @@ class ModelThinker:
     def _most_output(self, left: int | None) -> int | None:
         """The limit for this answer, when that many tokens are left of a budget. Providers refuse one that is
         above what their model can write at all."""
-        known = self._voice.max_output_tokens
+        known = self.voice.max_output_tokens
         if left is None or (known is None and left > SAFE_OUTPUT_TOKENS):
             return None
         return left if known is None else min(left, known)
@@ -131,9 +131,9 @@ class ModelThinker:
                 return await ask(request)
         except Exception as error:  # noqa: BLE001 - whatever a provider's client raises is a ModelFailure
             if isinstance(error, TimeoutError) and limit.expired():
-                raise too_slow(self._voice.name, self._limits.timeout) from None
+                raise too_slow(self.voice.name, self._limits.timeout) from None
             # `from None`: the provider's own exceptions may quote keys in their texts.
-            raise self._voice.cure(error) or failure(error, model=self._voice.name) from None
+            raise self.voice.cure(error) or failure(error, model=self.voice.name) from None
 
     # ── asking the model directly ────────────────────────────────────────────────────────────────────
 
@@ -143,8 +143,8 @@ class ModelThinker:
             "model_request_parameters": ModelRequestParameters(function_tools=request.tools),
         }
         if not self._streams(request):
-            return await model_request(self._voice.model, request.messages, **arguments)
-        async with model_request_stream(self._voice.model, request.messages, **arguments) as stream:
+            return await model_request(self.voice.model, request.messages, **arguments)
+        async with model_request_stream(self.voice.model, request.messages, **arguments) as stream:
             await self._listen(stream, request.transient)
             return stream.get()
 
@@ -167,7 +167,7 @@ class ModelThinker:
                 return await anext(events, None)
         except TimeoutError:
             if limit.expired():
-                raise silence(self._voice.name, self._limits.silence) from None
+                raise silence(self.voice.name, self._limits.silence) from None
             raise
 
     # ── asking a caller's own agent ──────────────────────────────────────────────────────────────────
@@ -180,7 +180,7 @@ class ModelThinker:
         with agent.override(tools=[], toolsets=[_Offered(request.tools)]):
             async with agent.iter(
                 message_history=request.messages,
-                model=agent.model or self._voice.model,
+                model=agent.model or self.voice.model,
                 deps=self._deps,
                 output_type=[str, DeferredToolRequests],
                 model_settings=request.settings,

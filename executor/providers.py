@@ -13,20 +13,21 @@ SDK is imported before a model of that kind is first asked, and then in a thread
 from __future__ import annotations
 
 import asyncio
-from contextlib import AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from executor.outcomes import Thought
 from executor.scripted import ScriptedThinker, states_costs
 from executor.think import Ask, Thinker, Transient
+from executor.voices import Voices
 
 if TYPE_CHECKING:
     from types import ModuleType
 
     from pydantic_ai import Agent
 
-    from executor.model_thinker import Voice
+    from executor.model_thinker import ModelThinker, Voice
 
 ANSWER_TIMEOUT = 600.0
 """Seconds that a whole answer may take."""
@@ -73,9 +74,8 @@ class Providers:
         self._timeout = timeout
         self._silence = silence
         self._streaming = streaming
-        self._voices: dict[str, Voice] = {}
+        self._voices = Voices(self._make)
         self._litellm: ModuleType | None = None
-        self._opening = asyncio.Lock()
         self._loading = asyncio.Lock()
         self._open = AsyncExitStack()
 
@@ -126,25 +126,23 @@ class Providers:
 
     async def aclose(self) -> None:
         """Close every HTTP client. Nothing may be asked any more."""
-        self._voices.clear()
+        await self._voices.aclose()
         await self._open.aclose()
 
-    async def voice(self, name: str) -> Voice:
-        """The model of this name, made once. Raises `ModelFailure` for a name or a setting at fault."""
-        async with self._opening:
-            if name not in self._voices:
-                self._voices[name] = await self._make(name)
-            return self._voices[name]
+    def using(self, name: str) -> AbstractAsyncContextManager[Voice]:
+        """The model of this name, open for as long as this is entered. Raises `ModelFailure` for a name or a setting
+        at fault."""
+        return self._voices.using(name)
 
-    async def _make(self, name: str) -> Voice:
+    async def _make(self, name: str, stack: AsyncExitStack) -> Voice:
         if route(name) == "litellm":
             litellm = await self._load_litellm()
             voice = await asyncio.to_thread(_litellm_voice, litellm, name)
         else:
             voice = await asyncio.to_thread(_native_voice, name)
-        await self._open.enter_async_context(voice.model)
+        await stack.enter_async_context(voice.model)
         if voice.close is not None:
-            self._open.push_async_callback(voice.close)
+            stack.push_async_callback(voice.close)
         return voice
 
     async def _load_litellm(self) -> ModuleType:
@@ -169,18 +167,20 @@ class _LazyThinker:
         self._agent = agent
         self._deps = deps
         self._limits = limits
-        self._thinker: Thinker | None = None
+        self._thinker: ModelThinker | None = None
 
     async def think(self, ask: Ask, transient: Transient | None = None) -> Thought:
-        if self._thinker is None:
-            self._thinker = await self._make()
-        return await self._thinker.think(ask, transient)
-
-    async def _make(self) -> Thinker:
         if self._agent is not None and self._agent.model is not None:
-            voice = await asyncio.to_thread(_own_voice, self._agent)
-        else:
-            voice = await self._providers.voice(self._name)
+            if self._thinker is None:
+                self._thinker = self._made(await asyncio.to_thread(_own_voice, self._agent))
+            return await self._thinker.think(ask, transient)
+        async with self._providers.using(self._name) as voice:
+            if self._thinker is None:
+                self._thinker = self._made(voice)
+            self._thinker.voice = voice  # the one of the turn before may have been closed since
+            return await self._thinker.think(ask, transient)
+
+    def _made(self, voice: Voice) -> ModelThinker:
         from executor.model_thinker import Limits, ModelThinker
 
         return ModelThinker(voice, Limits(**self._limits), self._agent, self._deps)

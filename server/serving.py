@@ -20,6 +20,7 @@ from starlette.applications import Starlette
 from starlette.types import ASGIApp
 
 from executor.executions import Executions
+from executor.text import address
 
 from .app import create_app
 from .compose import VERSION, Parts, opened
@@ -58,13 +59,13 @@ def check_names(settings: Settings) -> None:
     for host in settings.allowed_hosts:
         if Authority.parse(host) is None:
             raise SettingsError(
-                f"LOOPWRIGHT_ALLOWED_HOSTS: {host!r} is no host name: write name or name:port."
+                f"LOOPWRIGHT_ALLOWED_HOSTS: {address(host)!r} is no host name: write name or name:port."
             )
     for origin in settings.allowed_origins:
         scheme, _, authority = origin.rstrip("/").partition("://")
         if scheme.lower() not in ("http", "https") or Authority.parse(authority) is None:
             raise SettingsError(
-                f"LOOPWRIGHT_ALLOWED_ORIGINS: {origin!r} is no origin: write https://name or https://name:port."
+                f"LOOPWRIGHT_ALLOWED_ORIGINS: {address(origin)!r} is no origin: write https://name or https://name:port."
             )
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from server.compose import profile, store
+from server.serving import check_names
 from server.settings import (
     Flags,
     Settings,
@@ -190,3 +191,32 @@ def test_the_profile_is_the_mcp_json_in_force_unless_it_has_a_name(
     (tmp_path / "mcp.json").write_text('{"mcpServers": {}}', encoding="utf-8")
     assert profile(Settings()) == str(tmp_path / "mcp.json")
     assert profile(Settings(profile="mine")) == "mine"
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("postgres://u:PASSWORD@h/x", "postgres://…"),
+        ("postgres://u:PASS@WORD@h/x", "postgres://…"),
+        ("postgres://h/x?password=PASSWORD", "postgres://…"),
+        ("u:PASSWORD@h/x", "…"),
+        ("postgres://h/x", "postgres://h/x"),
+        ("runs.db", "runs.db"),
+    ],
+)
+def test_a_refused_database_is_named_without_its_password(
+    url: str, shown: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOOPWRIGHT_DATABASE_URL", url)
+    with pytest.raises(SettingsError) as refused:
+        store(read_settings())
+    assert str(refused.value).startswith(
+        f"LOOPWRIGHT_DATABASE_URL: '{shown}' names no database: use sqlite:////"
+    )
+    assert "PASS" not in str(refused.value) and "WORD" not in str(refused.value)
+
+
+def test_a_refused_origin_is_named_without_its_password(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOOPWRIGHT_ALLOWED_ORIGINS", "https://u:PASSWORD@h")
+    with pytest.raises(SettingsError, match="'https://…' is no origin"):
+        check_names(read_settings())

@@ -694,6 +694,28 @@ async def test_a_file_that_is_no_database_is_refused(path: Path, content: bytes)
     assert "no SQLite database" in await refuse(path)
 
 
+async def test_a_database_on_a_read_only_mount_is_refused_with_the_cure(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The look at the file goes well there; the first connection does not."""
+    async with asyncio.timeout(10):
+        first = SqliteLog(path)
+        await first.open()
+        await first.close()
+
+    def fails(connection: sqlite3.Connection) -> None:
+        error = sqlite3.OperationalError("attempt to write a readonly database")
+        error.sqlite_errorcode = sqlite3.SQLITE_READONLY
+        raise error
+
+    monkeypatch.setattr("executor.database._use_wal", fails)
+    async with asyncio.timeout(10):
+        with pytest.raises(
+            DatabaseRefused, match=r"can only be read.*writable, or set LOOPWRIGHT_DATABASE_URL"
+        ):
+            await SqliteLog(path).open()
+
+
 async def test_a_truncated_or_damaged_database_is_refused(path: Path) -> None:
     async with opened(path) as log:
         for n in range(50):
