@@ -81,6 +81,8 @@ def check_schema(parameters: Mapping[str, Any], place: str) -> None:
             raise ValueError(
                 f"The parameters of {place} are no JSON Schema: {error.message} at {error.json_path}."
             ) from None
+    except (OverflowError, RecursionError) as error:  # a pattern with too large a number, or all too deep
+        raise ValueError(f"The parameters of {place} cannot be used: {error}.") from None
 
 
 def likely(word: str, words: Collection[str]) -> str:

@@ -84,7 +84,9 @@ class ToolOutput:
     """A result with parts that are not text.
 
     `text` is what the model reads; `content` goes to the model beside it, each part
-    `{"type": "image"|"audio"|"file", "mime_type": …, "data": <base64>}`; `result` (JSON) is kept on record.
+    `{"type": "image"|"audio"|"file", "mime_type": …, "data": <base64>}`; `result` (JSON) is kept on record. Shown are
+    PNG, JPEG, GIF and WebP images, which every provider takes; for any other part a line stands in the text. All of
+    it together is kept up to 1 MiB.
     """
 
     text: str

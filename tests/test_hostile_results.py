@@ -29,6 +29,7 @@ from executor.worker import Worker
 from tests.fake_models import Answer, Call
 from tests.runs import lines, run, running
 from tests.test_act import never, observe, tool
+from tool_clients import listing
 
 HOSTILE = r"^(([a-z])+.)+[A-Z]([a-z])+$"
 PNG = base64.b64encode(b"\x89PNG\r\n\x1a\n" + bytes(8)).decode()
@@ -420,3 +421,11 @@ async def test_a_clock_set_back_over_a_restart_makes_no_wait_longer_than_the_lon
         events = await run(executor)
     assert events[-1].content == "end"
     assert [seconds for seconds in waits if seconds > 100] == [601.0]
+
+
+@pytest.mark.parametrize("pattern", ["a{1,99999999999999}", "(" * 5000])
+def test_a_tool_whose_schema_has_an_impossible_pattern_is_refused_by_name(pattern: str) -> None:
+    parameters = {"type": "object", "properties": {"a": {"type": "string", "pattern": pattern}}}
+    with pytest.raises(ValueError, match="The parameters of t "):
+        AgenticLoopExecutor({"t": never}, [{"name": "t", "parameters": parameters}])
+    assert (listing._fault(parameters) or "").startswith("its schema ")

@@ -58,6 +58,8 @@ def _fault(schema: dict[str, Any]) -> str | None:
         return f"its schema is no JSON Schema ({error.message[:200]})"
     except (RecursionError, UnicodeEncodeError):
         return "its schema is too deep or no text"
+    except OverflowError:
+        return "its schema has a pattern with too large a number"
     return "its schema points elsewhere ($ref)" if _points_elsewhere(schema) else None
 
 
