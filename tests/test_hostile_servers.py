@@ -180,6 +180,7 @@ def structured(value: str) -> str:
 
 UNREADABLE = {
     "deep": structured('{"a":' * 2000 + "1" + "}" * 2000),
+    "too deep for the record": structured('{"a":' * 190 + "1" + "}" * 190),
     "null": '{"jsonrpc":"2.0","id":@ID@,"result":null}',
     "malformed error": '{"jsonrpc":"2.0","id":@ID@,"error":{"code":"x","message":5}}',
     "broken": '{"jsonrpc":"2.0","result":{"content":[{"id":1}]},"id":@ID@',

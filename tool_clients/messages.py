@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Set
+from typing import Any
 
 from mcp_types import (
     PARSE_ERROR,
@@ -18,6 +19,9 @@ from pydantic import ValidationError
 
 MAX_MESSAGE_BYTES = 8 * 1024 * 1024
 """The longest message that is read from a server. One that is longer would be held in memory several times."""
+
+MAX_DEPTH = 150
+"""Levels of objects and lists in a result. The record wraps it in more, and its reader stops at 200."""
 
 TOO_LARGE = f"the server's answer is too large: more than {MAX_MESSAGE_BYTES // 2**20} MiB"
 
@@ -50,11 +54,24 @@ def _instead(match: re.Match[bytes]) -> bytes:
 def parse(line: bytes) -> JSONRPCMessage:
     """The message that the line is. Raises `Unreadable`."""
     try:
-        return jsonrpc_message_adapter.validate_json(mend(line), by_name=False)
+        message = jsonrpc_message_adapter.validate_json(mend(line), by_name=False)
     except ValidationError as error:
         faults = error.errors(include_url=False, include_input=False, include_context=False)
         syntax = next((fault["msg"] for fault in faults if fault["type"] == "json_invalid"), None)
         raise Unreadable(syntax or "it is no JSON-RPC answer") from None
+    if line.count(b"{") + line.count(b"[") > MAX_DEPTH and _is_deep(getattr(message, "result", None)):
+        raise Unreadable("it is nested too deeply")
+    return message
+
+
+def _is_deep(value: Any) -> bool:
+    level: list[Any] = [value] if isinstance(value, dict | list) else []
+    for _ in range(MAX_DEPTH):
+        items = [node.values() if isinstance(node, dict) else node for node in level]
+        level = [child for node in items for child in node if isinstance(child, dict | list)]
+        if not level:
+            return False
+    return True
 
 
 def is_message_like(line: bytes) -> bool:
