@@ -78,6 +78,11 @@ class Calls:
             call.gone.set()
             raise
 
+    async def answered(self, *, seconds: float) -> None:
+        """Return once none is being served, or after so many seconds."""
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=seconds)
+
     def _ended(self, key: CallKey, call: Call, task: asyncio.Task[CallToolResult]) -> None:
         self._tasks.discard(task)
         if self._open.get(key) is call:

@@ -96,6 +96,7 @@ class McpDoor(Server[Calls]):
         )
         self.executions = executions
         self.closed = False
+        self._open: set[Calls] = set()
         self._on_disconnect = on_disconnect
         self._tools_status = tools
         self._tools = Tools(executions=executions, wait_seconds=wait_seconds, heartbeat=heartbeat)
@@ -108,7 +109,16 @@ class McpDoor(Server[Calls]):
             closed=lambda: self.closed,
             on_disconnect=self._on_disconnect,
         ) as calls:
-            yield calls
+            self._open.add(calls)
+            try:
+                yield calls
+            finally:
+                self._open.discard(calls)
+
+    async def answered(self, *, seconds: float) -> None:
+        """Return once no call is being served, or after so many seconds: for the end, when no more come."""
+        for calls in tuple(self._open):
+            await calls.answered(seconds=seconds)
 
     async def _list_tools(self, _: Context, __: PaginatedRequestParams | None) -> ListToolsResult:
         return ListToolsResult(tools=list(TOOLS))

@@ -33,6 +33,9 @@ log = logging.getLogger("loopwright.server")
 
 LIMIT: Final = 2.5
 """Seconds that the end may take, from the end of stdin or the first signal; then the process is simply ended."""
+LAST_ANSWERS: Final = 0.5
+LAST_WRITES: Final = 0.1
+"""Seconds that calls have to be answered after a signal, and their answers to be written."""
 MAX_UNREAD: Final = 1_000
 """Lines that may wait to be handled before stdin is read on."""
 _CHUNK: Final = 65_536
@@ -121,9 +124,11 @@ class Ending:
 
 class Inlet:
     """The lines of stdin, as the SDK's transport reads them: messages, all of them. What is none is answered here,
-    through `reply`. `on_end` is called before it sees the end."""
+    through `reply`. `on_end` is awaited before it sees the end."""
 
-    def __init__(self, *, on_end: Callable[[], None], reply: Callable[[str], Awaitable[None]]) -> None:
+    def __init__(
+        self, *, on_end: Callable[[], Awaitable[None]], reply: Callable[[str], Awaitable[None]]
+    ) -> None:
         self._loop = asyncio.get_running_loop()
         self._lines: asyncio.Queue[str | None] = asyncio.Queue()
         self._room = threading.Semaphore(MAX_UNREAD)
@@ -164,7 +169,7 @@ class Inlet:
         while True:
             line = await self._lines.get()
             if line is None:
-                self._on_end()
+                await self._on_end()
                 raise StopAsyncIteration
             self._room.release()
             if not line.strip():
@@ -204,14 +209,17 @@ class Outlet:
 async def serve_stdio(door: McpDoor, wire: Wire, ending: Ending) -> None:
     """Serve one client until its stdin ends, its stdout breaks, or `ending` is asked for.
 
-    A signal sets `executions.closing` before any call is cut off: what is unfinished stays on record, and goes
-    on at the next start. The end of stdin is the client leaving: what it still waited for ends or goes on as
+    A signal sets `executions.closing` and `closed` before any call is cut off: waiting calls are answered with
+    their run's id; what is unfinished stays on record, and goes on at the next start. The end of stdin is the client leaving: what it still waited for ends or goes on as
     `on_disconnect` says, what was handed over goes on.
     """
 
-    def over() -> None:
+    async def over() -> None:
         if ending.by_signal:
             door.executions.closing.set()
+            door.executions.closed.set()
+            await door.answered(seconds=LAST_ANSWERS)
+            await asyncio.sleep(LAST_WRITES)
 
     outlet = Outlet(wire.stdout, on_broken=lambda: ending.ask(0))
     inlet = Inlet(on_end=over, reply=outlet.write)

@@ -321,6 +321,19 @@ async def test_what_is_unfinished_stays_on_record_and_goes_on_at_the_next_start(
     assert (done["status"], done["answer"]) == ("completed", "done after all")
 
 
+@pytest.mark.parametrize("how", [way for way in WAYS if way != "EOF"])
+async def test_at_a_signal_a_waiting_call_is_answered_with_its_runs_id(tmp_path: Path, how: str) -> None:
+    async with started(tmp_path, script(tmp_path, calls("hold"), {"text": "late"})) as child:
+        await child.initialize()
+        await child.call(1, "execute_task", prompt="p", wait_seconds=60)
+        await child.complains("running: hold")
+        ask_to_end(child, how)
+        answer = (await child.reply(1))["result"]["structuredContent"]
+        await child.ends()
+    left = await left_behind(tmp_path)
+    assert (answer["execution_id"], answer["status"]) == (left.execution_id, "working")
+
+
 @requirement("mcp:exit")
 @pytest.mark.parametrize("how", WAYS)
 async def test_a_client_that_leaves_ends_the_run_that_it_waits_for_and_a_signal_does_not(
