@@ -46,8 +46,8 @@ class Database:
     def prepare(self) -> None:
         """Leave a file of the newest version, whatever was there.
 
-        A new file is readable for its owner alone, as are the folders made for it. A file that is not ours,
-        damaged or newer raises `DatabaseRefused` and is left as it was; before an older one is migrated, a
+        A new file is readable for its owner alone, as is the folder made for it (one, no tree). A file that is not
+        ours, damaged or newer raises `DatabaseRefused` and is left as it was; before an older one is migrated, a
         copy (`<name>.v<version>.bak`) is put beside it.
         """
         with self._readable():
@@ -95,7 +95,13 @@ class Database:
             ) from error
 
     def _make(self) -> None:
-        for folder in reversed([folder for folder in self.path.parents if not folder.exists()]):
+        folder = self.path.parent
+        if not folder.exists():
+            if not folder.parent.exists():  # most likely a slip: a tree of new folders would hide it
+                raise StorageUnavailable(
+                    f"The database {self.path} cannot be made: there is no folder {folder.parent}. Make it, or set "
+                    "LOOPWRIGHT_DATABASE_URL to another place."
+                )
             folder.mkdir(mode=0o700, exist_ok=True)
         try:
             os.close(os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))

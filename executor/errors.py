@@ -32,8 +32,8 @@ class NotFound(LoopwrightError):
 
     code = "not_found"
 
-    def __init__(self) -> None:
-        super().__init__("No such execution. Check the execution_id; list shows your own.")
+    def __init__(self, cure: str = "") -> None:
+        super().__init__(f"No such execution: check its id. {cure}".rstrip())
 
 
 class TooDeep(LoopwrightError):

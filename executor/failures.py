@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import re
 import time
 from collections.abc import Iterator, Mapping
@@ -35,6 +36,8 @@ _MESSAGE = re.compile(r"""["']message["']\s*:\s*(?:"((?:[^"\\]|\\.)*)"|'((?:[^'\
 
 def failure(error: Exception, *, model: str) -> ModelFailure:
     """What an exception of a model request means. The text names the model, the status and the reason."""
+    if (unreached := _unreached(error)) is not None:
+        return ModelFailure(safe_line(f"{model}: {unreached}"), retryable=True)
     match error:
         case ModelFailure():
             return error
@@ -59,6 +62,21 @@ def failure(error: Exception, *, model: str) -> ModelFailure:
             return ModelFailure(_line(model, error))
         case _:
             return _bug(error, model)
+
+
+def _unreached(error: BaseException) -> str | None:
+    """That no connection could be made, and where to: clients call it a time-out, or an error 500."""
+    for cause in _causes(error):
+        why = getattr(cause, "os_error", None)  # aiohttp's ClientConnectorError
+        if isinstance(why, OSError):
+            reason = os.strerror(why.errno) if why.errno and why.errno > 0 else why.strerror
+            host, port = getattr(cause, "host", "its host"), getattr(cause, "port", None)
+            return f"no connection to {host}{f':{port}' if port else ''} ({reason or type(why).__name__})"
+    refused = next((cause for cause in _causes(error) if type(cause).__name__ == "ConnectError"), None)
+    if refused is None:
+        return None
+    url = getattr(getattr(refused, "_request", None), "url", None)  # httpx's and httpx2's
+    return f"no connection to {getattr(url, 'host', None) or 'its host'} ({refused})"
 
 
 def overflow(error: Exception, *, model: str) -> ModelFailure:
@@ -147,14 +165,20 @@ def _retry_after(error: ModelAPIError) -> float | None:
 
 
 def _headers(error: BaseException) -> Iterator[Mapping[str, str]]:
-    cause: BaseException | None = error
-    while cause is not None:
+    for cause in _causes(error):
         for carrier in (
             getattr(cause, "litellm_response_headers", None),
             getattr(getattr(cause, "response", None), "headers", None),
         ):
             if isinstance(carrier, Mapping):
                 yield {str(name).lower(): str(value) for name, value in carrier.items()}
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """The exception, and what it came of."""
+    cause: BaseException | None = error
+    while cause is not None:
+        yield cause
         cause = cause.__cause__ or cause.__context__
 
 

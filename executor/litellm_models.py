@@ -25,9 +25,9 @@ from pydantic_ai.profiles import ModelProfile
 from pydantic_ai.providers.openai_compatible import OpenAICompatibleProvider
 
 from executor.failures import overflow
+from executor.keys import KeyCure, missing_keys, no_key, plain_cure
 from executor.model_thinker import Voice
 from executor.openai_chat import given
-from executor.redaction import safe_line
 from executor.text import clean_json
 from executor.think import ModelFailure
 
@@ -83,7 +83,7 @@ def check_name(litellm: ModuleType, name: str) -> None:
         ) from None
 
 
-def litellm_voice(litellm: ModuleType, name: str) -> Voice:
+def litellm_voice(litellm: ModuleType, name: str, key_cure: KeyCure = plain_cure) -> Voice:
     """The model `name` (`gpt-4o`, `provider/model`), reached through LiteLLM. Call it in a thread."""
     check_name(litellm, name)
     client = LiteLLMClient(litellm)
@@ -95,20 +95,19 @@ def litellm_voice(litellm: ModuleType, name: str) -> Voice:
         model=OpenAIChatModel(name, provider=provider),
         price=lambda response: cost(litellm, name, response),
         max_output_tokens=max_output_tokens(litellm, name),
-        cure=lambda error: better_said(litellm, name, error),
+        cure=lambda error: better_said(litellm, name, error, key_cure),
         close=client.close,
     )
 
 
-def better_said(litellm: ModuleType, name: str, error: Exception) -> ModelFailure | None:
+def better_said(litellm: ModuleType, name: str, error: Exception, key_cure: KeyCure) -> ModelFailure | None:
     """The failure, where LiteLLM's exception tells more than Pydantic AI makes of it."""
     cause = error.__cause__ or error
     if isinstance(cause, litellm.exceptions.ContextWindowExceededError):
         return overflow(error, model=name)
     if _KEY_MISSING.search(str(cause)):
-        wanted = litellm.validate_environment(name)["missing_keys"]
-        variables = " or ".join(wanted) if wanted else "its provider's API key variable"
-        return ModelFailure(safe_line(f"{name}: no API key: set {variables} in the environment."))
+        variables = missing_keys(name) or litellm.validate_environment(name)["missing_keys"]
+        return no_key(name, variables, key_cure)
     return None
 
 

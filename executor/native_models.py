@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
@@ -16,6 +17,7 @@ from pydantic_ai.settings import ModelSettings
 from pydantic_ai.usage import RequestUsage
 
 from executor.http_clients import roomy_client
+from executor.keys import KeyCure, no_key, plain_cure
 from executor.model_thinker import Voice
 from executor.openai_chat import openai_chat_model
 from executor.redaction import safe_line
@@ -25,20 +27,21 @@ NO_RETRIES = ModelSettings(max_retries=0)
 """The SDKs retry twice by themselves; retries are the loop's, on record and within the run's limits."""
 
 _OPENAI_CHAT = "openai-chat:"
+_KEY_WANTED = re.compile(r"Set the `(\w+_KEY)` environment variable")
 _ROOMY = ("anthropic", "google", "openai", "openai-responses")
 """Providers that take an HTTP client of ours; the others keep their own, with its 1,000 connections."""
 
 
-def native_voice(name: str) -> Voice:
+def native_voice(name: str, key_cure: KeyCure = plain_cure) -> Voice:
     """The model of this name. Raises `ModelFailure` when name, key or package is wanting. For a thread."""
     if name.startswith(_OPENAI_CHAT):
-        model = openai_chat_model(name.removeprefix(_OPENAI_CHAT))
+        model = openai_chat_model(name.removeprefix(_OPENAI_CHAT), key_cure)
         return Voice(name=name, model=model, price=partial(cost, name), close=model.client.close)
     try:
         reached, close = _reached(name)
         return Voice(name=name, model=reached, close=close, price=partial(cost, name), settings=NO_RETRIES)
     except UserError as error:
-        raise ModelFailure(_refusal(name, str(error))) from None
+        raise _refusal(name, str(error), key_cure) from None
     except ImportError as error:
         raise ModelFailure(safe_line(f"{name}: {error}")) from None
 
@@ -75,13 +78,16 @@ def full_name(model: Model[Any]) -> str:
     return f"{model.system}:{model.model_name}"
 
 
-def _refusal(name: str, reason: str) -> str:
+def _refusal(name: str, reason: str, key_cure: KeyCure) -> ModelFailure:
+    if variable := _KEY_WANTED.match(reason):
+        return no_key(name, [variable[1]], key_cure)
     if reason.startswith("Unknown model"):
-        return safe_line(
+        reason = (
             f"Unknown model {name!r}: write gpt-4o or provider/model (LiteLLM), or provider:model with a provider "
             "of Pydantic AI such as anthropic:…"
         )
-    return safe_line(f"{name}: {reason}")
+        return ModelFailure(safe_line(reason))
+    return ModelFailure(safe_line(f"{name}: {reason}"))
 
 
 def cost(name: str, response: ModelResponse) -> float | None:

@@ -17,18 +17,18 @@ from pydantic_ai.models.openai import OpenAIChatModel
 from pydantic_ai.providers.openai import OpenAIProvider
 
 from executor.http_clients import roomy_client
+from executor.keys import KeyCure, no_key, plain_cure
 from executor.text import clean_json
-from executor.think import ModelFailure
 
 if TYPE_CHECKING:
     from openai.resources.chat import AsyncChat
 
 
-def openai_chat_model(name: str) -> OpenAIChatModel:
+def openai_chat_model(name: str, key_cure: KeyCure = plain_cure) -> OpenAIChatModel:
     """A Pydantic AI model for `openai-chat:<name>`; reads OPENAI_API_KEY and OPENAI_BASE_URL."""
     key = os.environ.get("OPENAI_API_KEY")
     if not key and "OPENAI_BASE_URL" not in os.environ:
-        raise ModelFailure(f"openai-chat:{name}: no API key: set OPENAI_API_KEY in the environment.")
+        raise no_key(f"openai-chat:{name}", ["OPENAI_API_KEY"], key_cure)
     # A server of one's own may want no key, but the client wants one.
     client = PlainClient(api_key=key or "api-key-not-set", max_retries=0, http_client=roomy_client())
     return OpenAIChatModel(name, provider=OpenAIProvider(openai_client=client))

@@ -8,17 +8,20 @@
 
 Keys and base URLs are the providers' own environment variables. Neither LiteLLM nor Pydantic AI nor the OpenAI
 SDK is imported before a model of that kind is first asked, and then in a thread: importing them takes seconds.
+A key that is certainly missing is told before that.
 """
 
 from __future__ import annotations
 
 import asyncio
+import sys
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+from executor.keys import KeyCure, missing_keys, no_key, plain_cure
+from executor.model_names import SCRIPTED
 from executor.outcomes import Thought
-from executor.scripted import ScriptedThinker, states_costs
+from executor.scripted import ScriptedThinker, script_path, states_costs
 from executor.think import Ask, Thinker, Transient
 from executor.voices import Voices
 
@@ -36,8 +39,6 @@ STREAM_SILENCE = 60.0
 
 Route: TypeAlias = Literal["litellm", "native", "scripted"]
 
-_SCRIPTED = "scripted:"
-
 
 def model_of(agent: Agent[Any, Any] | None) -> str | None:
     """The name of the model that a caller's agent brings along, as `provider:model`; None: it brings none."""
@@ -47,7 +48,7 @@ def model_of(agent: Agent[Any, Any] | None) -> str | None:
 
 def route(name: str) -> Route:
     """How a model of this name is reached. What comes before the first `/` decides: `ollama/llama3:8b`."""
-    if name.startswith(_SCRIPTED):
+    if name.startswith(SCRIPTED):
         return "scripted"
     head = name.partition("/")[0]
     # OpenAI's fine-tuned models are called ft:gpt-4o:…, and LiteLLM knows them by that name.
@@ -59,7 +60,7 @@ class Providers:
 
     `agent`: a caller's own Pydantic AI agent, asked instead of the plain model (its own model is used, if it
     has one). `timeout`, `silence`: seconds for a whole answer, and within a stream. `streaming`: ask for
-    streams even when nobody wants the pieces.
+    streams even when nobody wants the pieces. `key_cure`: what to say to whoever has set no key.
     """
 
     def __init__(
@@ -69,11 +70,13 @@ class Providers:
         timeout: float = ANSWER_TIMEOUT,
         silence: float = STREAM_SILENCE,
         streaming: bool = False,
+        key_cure: KeyCure = plain_cure,
     ) -> None:
         self._agent = agent
         self._timeout = timeout
         self._silence = silence
         self._streaming = streaming
+        self._key_cure = key_cure
         self._voices = Voices(self._make)
         self._litellm: ModuleType | None = None
         self._loading = asyncio.Lock()
@@ -96,7 +99,7 @@ class Providers:
         if agent is None:
             agent = self._agent
         if route(request_model) == "scripted" and (agent is None or agent.model is None):
-            return ScriptedThinker(Path(request_model.removeprefix(_SCRIPTED)))
+            return ScriptedThinker(script_path(request_model))
         return _LazyThinker(
             self,
             request_model,
@@ -115,7 +118,7 @@ class Providers:
             return await asyncio.to_thread(_own_price_known, agent)
         match route(model):
             case "scripted":
-                return await asyncio.to_thread(states_costs, Path(model.removeprefix(_SCRIPTED)))
+                return await asyncio.to_thread(states_costs, script_path(model))
             case "litellm":
                 litellm = await self._load_litellm()
                 from executor.litellm_models import priced_as
@@ -135,11 +138,15 @@ class Providers:
         return self._voices.using(name)
 
     async def _make(self, name: str, stack: AsyncExitStack) -> Voice:
+        # Once somebody has loaded LiteLLM it may have been told a key in another way; it says so fast enough then.
+        told_otherwise = route(name) == "litellm" and "litellm" in sys.modules
+        if not told_otherwise and (variables := missing_keys(name)):
+            raise no_key(name, variables, self._key_cure)
         if route(name) == "litellm":
             litellm = await self._load_litellm()
-            voice = await asyncio.to_thread(_litellm_voice, litellm, name)
+            voice = await asyncio.to_thread(_litellm_voice, litellm, name, self._key_cure)
         else:
-            voice = await asyncio.to_thread(_native_voice, name)
+            voice = await asyncio.to_thread(_native_voice, name, self._key_cure)
         await stack.enter_async_context(voice.model)
         if voice.close is not None:
             stack.push_async_callback(voice.close)
@@ -195,16 +202,16 @@ def _import_litellm() -> ModuleType:
     return load()
 
 
-def _litellm_voice(litellm: ModuleType, name: str) -> Voice:
+def _litellm_voice(litellm: ModuleType, name: str, key_cure: KeyCure) -> Voice:
     from executor.litellm_models import litellm_voice
 
-    return litellm_voice(litellm, name)
+    return litellm_voice(litellm, name, key_cure)
 
 
-def _native_voice(name: str) -> Voice:
+def _native_voice(name: str, key_cure: KeyCure) -> Voice:
     from executor.native_models import native_voice
 
-    return native_voice(name)
+    return native_voice(name, key_cure)
 
 
 def _own_voice(agent: Agent[Any, Any]) -> Voice:

@@ -30,13 +30,16 @@ import asyncio
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic_core import ErrorDetails
 
+from executor.fields import no_such_field
+from executor.model_names import SCRIPTED
 from executor.outcomes import Slot, Thought
 from executor.output_tool import output_tool
 from executor.think import Ask, ModelFailure, Transient
@@ -125,10 +128,19 @@ class Script(_Part):
         return ScriptedTurn(text=next((turn.text for turn in reversed(self.turns) if turn.text), ""))
 
 
+def script_path(model: str) -> Path:
+    """Where the script of the model `scripted:PATH` is."""
+    return Path(model.removeprefix(SCRIPTED))
+
+
 def read_script(path: Path) -> Script:
     """The script in a file. Raises `ModelFailure` that names the file and each line or field at fault."""
     try:
         value = yaml.safe_load(path.read_text(encoding="utf-8"))
+        if value is None:
+            raise ModelFailure(
+                f"scripted:{path}: the file is empty: write a list of turns, such as - text: Hello"
+            )
         return Script.model_validate({"turns": value} if isinstance(value, list) else value)
     except OSError as error:
         raise ModelFailure(f"scripted:{path}: {error.strerror or error}") from None
@@ -157,7 +169,27 @@ def _where(error: yaml.YAMLError) -> str:
 
 def _faults(error: ValidationError) -> Iterator[str]:
     for fault in error.errors()[:5]:
-        yield f"{'.'.join(map(str, fault['loc'])) or 'the file'}: {fault['msg']}"
+        yield f"{'.'.join(map(str, fault['loc'])) or 'the file'}: {_words(fault)}"
+
+
+def _words(fault: ErrorDetails) -> str:
+    """What is wrong, and for a field that does not exist which one was meant."""
+    match fault["type"], fault["loc"]:
+        case "extra_forbidden", (*above, str(name)):
+            return no_such_field(name, _fields(above))
+        case (("model_type" | "dict_type"), ()):
+            return "is no script: write a list of turns, or a map with turns"
+        case _:
+            return fault["msg"]
+
+
+def _fields(above: list[int | str]) -> Iterable[str]:
+    """The fields that may stand there."""
+    kinds: dict[str, type[_Part]] = {"calls": ScriptedCall, "errors": ScriptedError, "usage": ScriptedUsage}
+    names = [part for part in above if isinstance(part, str)]
+    if not names:
+        return Script.model_fields
+    return kinds.get(names[-1], ScriptedTurn).model_fields
 
 
 class ScriptedThinker:

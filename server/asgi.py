@@ -8,6 +8,7 @@ Settings are the same LOOPWRIGHT_* as those of `loopwright serve`; where it list
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -22,6 +23,8 @@ from .serving import GRACE, check_names, make_app
 from .settings import is_loopback, read_settings
 from .signals import also_on_stop_signal
 
+log = logging.getLogger("loopwright.server")
+
 
 def app() -> ASGIApp:
     """A new application; its lifespan opens and closes everything. Raises `SettingsError`."""
@@ -32,6 +35,8 @@ def app() -> ASGIApp:
 
     @asynccontextmanager
     async def around() -> AsyncIterator[None]:
+        for line in parts.notices:
+            log.warning("%s", line)
         async with parts.running(), draining(parts.executions):
             yield
 

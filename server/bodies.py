@@ -15,6 +15,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive
 
 from executor.errors import InvalidRequest
+from executor.fields import no_such_field
 from executor.schema import Model
 
 from .problems import InvalidJson, TooLarge, TooSlow, UnsupportedMediaType
@@ -80,11 +81,12 @@ def parse(body: bytes, model: type[M]) -> M:
     """The model that the body says. Raises `InvalidJson`, or `InvalidRequest` that names each field at fault."""
     value = strict_json(body)
     if isinstance(value, dict) and len(value) > len(model.model_fields) + MAX_FAULTS:
-        raise _invalid([_unknown(name) for name in value if name not in model.model_fields])
+        raise _invalid([_unknown(name) for name in value if name not in model.model_fields], model)
     try:
         return model.model_validate_json(body)
     except ValidationError as error:
-        raise _invalid(error.errors(include_url=False, include_context=False, include_input=False)) from None
+        faults = error.errors(include_url=False, include_context=False, include_input=False)
+        raise _invalid(faults, model) from None
 
 
 def strict_json(body: bytes) -> Any:
@@ -166,14 +168,20 @@ def _too_deep() -> InvalidJson:
 
 
 def _unknown(name: str) -> Mapping[str, Any]:
-    return {"type": "extra_forbidden", "loc": (name,), "msg": "Extra inputs are not permitted"}
+    return {"type": "extra_forbidden", "loc": (name,), "msg": ""}
 
 
-def _invalid(faults: list[Any]) -> InvalidRequest:
+def _words(fault: Mapping[str, Any], model: type[Model]) -> str:
+    if fault["type"] == "extra_forbidden":
+        return no_such_field(str(fault["loc"][-1]), model.model_fields)
+    return str(fault["msg"])
+
+
+def _invalid(faults: list[Any], model: type[Model]) -> InvalidRequest:
     errors = [
         {
             "loc": [part[:_LONGEST_NAME] if isinstance(part, str) else part for part in fault["loc"]],
-            "msg": fault["msg"],
+            "msg": _words(fault, model),
             "type": fault["type"],
         }
         for fault in faults[:MAX_FAULTS]

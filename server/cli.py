@@ -10,12 +10,15 @@ import argparse
 import asyncio
 import io
 import logging
+import math
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
+
     from .settings import Flags, Settings
 
 USAGE = 2
@@ -90,6 +93,11 @@ def parser() -> argparse.ArgumentParser:
     _add_config(stdio)
 
     run = _command(commands, "run", _run, "run one task: the answer on stdout, its steps on stderr")
+    run.epilog = (
+        "Exit code: 0 it has an answer, 1 it failed, 2 a mistake in how it was called or set, 3 a budget ended it "
+        "(the answer is the best there was), 130 it was cancelled. A call that needs approval is asked about at a "
+        "terminal; elsewhere it is declined."
+    )
     run.add_argument("task", help="what to do, in plain words; - reads it from stdin")
     run.add_argument(
         "--model", help="gpt-4o, provider/model, provider:model or scripted:PATH (LOOPWRIGHT_MODEL)"
@@ -106,6 +114,7 @@ def parser() -> argparse.ArgumentParser:
     _add_config(run)
 
     tools = _command(commands, "tools", _tools, "show what the agent can use, and how each server is")
+    tools.epilog = "Exit code: 0 every server in use is well (or there is none), 1 one failed, 2 as everywhere: a mistake."
     _add_config(tools)
 
     snippet = _command(commands, "mcp-config", _mcp_config, "print the snippet that adds us to an assistant")
@@ -152,11 +161,15 @@ def _add_agent(command: argparse.ArgumentParser) -> None:
 
 def _add_storage(command: argparse.ArgumentParser) -> None:
     storage = command.add_mutually_exclusive_group()
-    storage.add_argument(
-        "--database", metavar="URL", help="sqlite:////absolute/path.db (LOOPWRIGHT_DATABASE_URL)"
-    )
+    _add_database(storage)
     storage.add_argument(
         "--ephemeral", action="store_true", help="keep everything in memory, nothing on disk"
+    )
+
+
+def _add_database(command: argparse._ActionsContainer) -> None:
+    command.add_argument(
+        "--database", metavar="URL", help="sqlite:////absolute/path.db (LOOPWRIGHT_DATABASE_URL)"
     )
 
 
@@ -179,10 +192,10 @@ def _add_executions(commands: Any) -> None:
     )
     _add_config(listing)
     show = _command(kinds, "show", _executions_show, "one execution, step by step")
-    show.add_argument("execution_id")
+    show.add_argument("execution_id", help="the id, or its first 6 letters or more")
     show.add_argument("--follow", action="store_true", help="show the steps as they come, up to the end")
     cancel = _command(kinds, "cancel", _executions_cancel, "ask one execution to end now")
-    cancel.add_argument("execution_id")
+    cancel.add_argument("execution_id", help="the id, or its first 6 letters or more")
     prune = _command(kinds, "prune", _executions_prune, "remove old finished executions, everybody's")
     prune.add_argument(
         "--older-than",
@@ -193,7 +206,7 @@ def _add_executions(commands: Any) -> None:
     for command in (show, cancel):
         command.add_argument("--owner", help="only when it is this one's")
     for command in (listing, show, cancel, prune):
-        _add_storage(command)
+        _add_database(command)
 
 
 class _Version(argparse.Action):
@@ -213,7 +226,9 @@ def _serve(arguments: argparse.Namespace) -> int:
     from .serving import GRACE, serve
 
     raise_open_files()
-    grace = GRACE if arguments.grace is None else max(0.0, arguments.grace)
+    grace = GRACE if arguments.grace is None else arguments.grace
+    if not (grace >= 0 and math.isfinite(grace)):
+        return _refused("--grace cannot be used: set it to a number of seconds, from 0.", USAGE)
     return asyncio.run(serve(settings, grace=grace))
 
 
@@ -227,7 +242,7 @@ def _stdio(arguments: argparse.Namespace) -> int:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    settings = settings_of(arguments, quiet=True)
+    settings = settings_of(arguments, quiet="WARNING")
     from pydantic import ValidationError
 
     from executor.schema import TaskRequest
@@ -248,26 +263,38 @@ def _run(arguments: argparse.Namespace) -> int:
     try:
         request = TaskRequest(**{name: value for name, value in given.items() if value is not None})
     except ValidationError as error:
-        return _refused("\n".join(f"{fault['loc'][0]}: {fault['msg']}" for fault in error.errors()), USAGE)
+        return _refused("\n".join(map(_mistake, error.errors())), USAGE)
     return asyncio.run(run_once(settings, request))
 
 
+def _mistake(fault: ErrorDetails) -> str:
+    """A fault of a request, named as it is written at the command line."""
+    field = str(fault["loc"][0])
+    option = {
+        "prompt": "the task",
+        "timeout_seconds": "--timeout",
+        "session_id": "--session",
+        "tools": "--tool",
+    }
+    return f"{option.get(field, '--' + field.replace('_', '-'))}: {fault['msg']}"
+
+
 def _tools(arguments: argparse.Namespace) -> int:
-    settings = settings_of(arguments, quiet=True)
+    settings = settings_of(arguments, quiet="ERROR")  # it says itself how each server is
     from .inspection import show_tools
 
     return asyncio.run(show_tools(settings))
 
 
 def _mcp_config(arguments: argparse.Namespace) -> int:
-    settings = settings_of(arguments, quiet=True)
+    settings = settings_of(arguments, quiet="WARNING")
     from .snippets import show_snippet
 
     return show_snippet(settings, arguments.client)
 
 
 def _executions_list(arguments: argparse.Namespace) -> int:
-    settings = settings_of(arguments, quiet=True)
+    settings = settings_of(arguments, quiet="WARNING")
     from .records import list_executions
 
     return asyncio.run(
@@ -283,7 +310,7 @@ def _executions_list(arguments: argparse.Namespace) -> int:
 
 
 def _executions_show(arguments: argparse.Namespace) -> int:
-    settings = settings_of(arguments, quiet=True)
+    settings = settings_of(arguments, quiet="WARNING")
     from .records import show_execution
 
     return asyncio.run(
@@ -292,14 +319,14 @@ def _executions_show(arguments: argparse.Namespace) -> int:
 
 
 def _executions_cancel(arguments: argparse.Namespace) -> int:
-    settings = settings_of(arguments, quiet=True)
+    settings = settings_of(arguments, quiet="WARNING")
     from .records import cancel_execution
 
     return asyncio.run(cancel_execution(settings, arguments.execution_id, owner=arguments.owner))
 
 
 def _executions_prune(arguments: argparse.Namespace) -> int:
-    settings = settings_of(arguments, quiet=True)
+    settings = settings_of(arguments, quiet="WARNING")
     from .records import prune_executions
 
     return asyncio.run(prune_executions(settings, older_than=arguments.older_than))
@@ -314,13 +341,13 @@ def _demo(arguments: argparse.Namespace) -> int:
 # ── settings and logging ─────────────────────────────────────────────────────────────────────────────
 
 
-def settings_of(arguments: argparse.Namespace, *, quiet: bool = False) -> Settings:
-    """The settings in force, and logging configured by them. `quiet`: warnings only, unless a level is set."""
+def settings_of(arguments: argparse.Namespace, *, quiet: str | None = None) -> Settings:
+    """The settings in force, and logging configured by them. `quiet`: the level, unless one is set."""
     from .settings import read_settings
 
     settings = read_settings(_flags(arguments))
     chosen = "log_level" in settings.model_fields_set
-    configure_logging("WARNING" if quiet and not chosen else settings.log_level)
+    configure_logging(quiet if quiet and not chosen else settings.log_level)
     return settings
 
 

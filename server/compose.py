@@ -18,13 +18,16 @@ from typing import TYPE_CHECKING, Any
 from executor.executions import Executions, Policy
 from executor.log import EventLog
 from executor.loop import AgenticLoopExecutor
-from executor.providers import Providers, model_of
+from executor.providers import Providers, model_of, route
+from executor.scripted import read_script, script_path
 from executor.stores import log_for
+from executor.think import ModelFailure
 from tool_clients.config import Config, ConfigError, find_config, read_config
 from tool_clients.mcp_tools import McpTools
 
+from .notices import key_cure, notices
 from .own_agent import load_agent
-from .settings import Settings, SettingsError
+from .settings import Settings, SettingsError, data_folder
 
 if TYPE_CHECKING:
     from pydantic_ai import Agent
@@ -40,6 +43,8 @@ class Parts:
     executor: AgenticLoopExecutor
     tools: McpTools
     log: EventLog
+    notices: tuple[str, ...] = ()
+    """What whoever starts us should be told, one line each."""
 
     @property
     def executions(self) -> Executions:
@@ -84,10 +89,35 @@ def profile(settings: Settings) -> str:
 
 def store(settings: Settings) -> EventLog:
     """The log, not yet open. Raises `SettingsError`."""
+    if not settings.database_url:
+        _make_data_folder()
     try:
         return log_for(settings.database)
     except ValueError as error:
         raise SettingsError(f"LOOPWRIGHT_DATABASE_URL: {error}.") from None
+
+
+def _make_data_folder() -> None:
+    """The one folder that is made with all above it: nobody has named it, so nobody can have misspelt it."""
+    try:
+        data_folder().parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SettingsError(
+            f"The folder {data_folder()} cannot be made ({error.strerror}): set LOOPWRIGHT_DATABASE_URL to another place."
+        ) from None
+
+
+def check_model(settings: Settings) -> None:
+    """Refuse a default model that could never answer: a script that is not there, or is none. Raises
+    `SettingsError`."""
+    if settings.model is None or route(settings.model) != "scripted":
+        return
+    try:
+        read_script(script_path(settings.model))
+    except ModelFailure as error:
+        raise SettingsError(
+            f"LOOPWRIGHT_MODEL (or --model) cannot be used: {error}. Name a script that plays, or another model."
+        ) from None
 
 
 def own_agent(settings: Settings) -> Agent[Any, Any] | None:
@@ -113,7 +143,15 @@ def composed(settings: Settings, *, take_over: bool = True, own_url: str | None 
     `own_url`: our own MCP endpoint, left out of the tools. Raises `SettingsError`.
     """
     config, agent, log = tool_config(settings), own_agent(settings), store(settings)
-    providers = Providers(agent=agent, timeout=settings.model_timeout, streaming=settings.model_streaming)
+    own_model = model_of(agent) is not None
+    if not own_model:
+        check_model(settings)
+    providers = Providers(
+        agent=agent,
+        timeout=settings.model_timeout,
+        streaming=settings.model_streaming,
+        key_cure=key_cure,
+    )
     tools = McpTools(config, default_timeout=settings.tool_timeout, own_url=own_url, version=VERSION)
     executor = AgenticLoopExecutor(
         {},
@@ -131,7 +169,13 @@ def composed(settings: Settings, *, take_over: bool = True, own_url: str | None 
         max_queued=settings.max_queued,
         take_over=take_over,
     )
-    return Parts(settings=settings, executor=executor, tools=tools, log=log)
+    return Parts(
+        settings=settings,
+        executor=executor,
+        tools=tools,
+        log=log,
+        notices=tuple(notices(settings, config, own_model=own_model)),
+    )
 
 
 @asynccontextmanager

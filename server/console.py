@@ -38,9 +38,13 @@ def end_line(execution: Execution) -> str:
     cost = "" if usage.cost_usd is None else f", {usage.cost_usd:.4f} USD"
     reason = f" ({execution.stop_reason})" if execution.stop_reason not in (None, execution.status) else ""
     return (
-        f"{execution.execution_id} {execution.status}{reason}{seconds}: {usage.requests} model requests, "
-        f"{usage.tool_calls} tool calls, {usage.input_tokens + usage.output_tokens} tokens{cost}"
+        f"{execution.execution_id} {execution.status}{reason}{seconds}: {_counted(usage.requests, 'model request')} "
+        f"answered, {_counted(usage.tool_calls, 'tool call')}, {usage.input_tokens + usage.output_tokens} tokens{cost}"
     )
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def say(text: str = "") -> None:

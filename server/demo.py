@@ -93,6 +93,7 @@ def _settings(scratch: Path, folder: Path, model: str) -> dict[str, str]:
     config.write_text(json.dumps({"mcpServers": {"files": files}}), encoding="utf-8")
     return {
         **{f"{PREFIX}{name.upper()}": "" for name in Settings.model_fields},
+        f"{PREFIX}MODELS": "*",
         f"{PREFIX}MODEL": model,
         f"{PREFIX}MCP_CONFIG": str(config),
         f"{PREFIX}DATABASE_URL": f"sqlite:///{scratch / 'demo.db'}",

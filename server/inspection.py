@@ -9,17 +9,19 @@ from tool_clients.mcp_tools import McpTools, ServerState
 
 from .compose import VERSION, tool_config
 from .console import give, printable, say, shortened
+from .notices import no_tools
 from .settings import Settings
+
+WHOLE_REASON = 600
+"""Characters of a server's reason, whose end says the most."""
 
 
 async def show_tools(settings: Settings) -> int:
-    """Each server's state, and the tools that the agent is offered."""
+    """Each server's state, and the tools that the agent is offered. Gives the exit code: 1 when a server failed."""
     config = await asyncio.to_thread(tool_config, settings)
+    if (line := await asyncio.to_thread(no_tools, config)) is not None:
+        say(line)
     if config.path is None:
-        say(
-            "No mcp.json: the agent has no tools. Put one into the current folder, or name it with --config or "
-            "LOOPWRIGHT_MCP_CONFIG."
-        )
         return 0
     say(f"{config.path}:")
     async with McpTools(config, default_timeout=settings.tool_timeout, version=VERSION) as tools:
@@ -28,11 +30,11 @@ async def show_tools(settings: Settings) -> int:
             give(_server_line(state))
             for name in state.tools:
                 give(f"  {_tool_line(tools.tools()[name])}")
-    return 0
+        return 1 if any(state.state == "failed" for state in tools.states()) else 0
 
 
 def _server_line(state: ServerState) -> str:
-    reason = f": {printable(shortened(state.reason))}" if state.reason else ""
+    reason = f": {printable(shortened(state.reason, WHOLE_REASON))}" if state.reason else ""
     return f"{printable(state.name)} ({state.transport or 'not used'}): {state.state}{reason}"
 
 

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Final, Literal, TypeAlias, TypeVar
 from pydantic import Field, ValidationError
 
 from executor.errors import InvalidRequest
+from executor.fields import no_such_field
 from executor.schema import Model, TaskRequest
 
 from .mcp_schemas import MAX_WAIT_SECONDS
@@ -78,9 +79,8 @@ def read_arguments(model: type[ArgumentsT], arguments: Mapping[str, Any] | None)
         return model.model_validate(given)
     except ValidationError as error:
         faults = error.errors(include_url=False, include_context=False, include_input=False)
-        known = ", ".join(model.model_fields)
         raise InvalidRequest(
-            "; ".join(f"{_path(fault['loc'])}: {_words(fault, known)}" for fault in faults)
+            "; ".join(f"{_path(fault['loc'])}: {_words(fault, model)}" for fault in faults)
         ) from None
 
 
@@ -88,10 +88,10 @@ def _path(loc: tuple[int | str, ...]) -> str:
     return ".".join(map(str, loc)) or "arguments"
 
 
-def _words(fault: Mapping[str, Any], known: str) -> str:
+def _words(fault: Mapping[str, Any], model: type[Model]) -> str:
     match fault["type"]:
         case "extra_forbidden":
-            return f"no such argument (there are {known})"
+            return no_such_field(str(fault["loc"][-1]), model.model_fields, noun="argument")
         case "missing":
             return "is required"
         case _:

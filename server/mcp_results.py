@@ -10,7 +10,7 @@ from typing import Any, Final
 from mcp_types import CallToolResult, TextContent
 from pydantic_core import to_jsonable_python
 
-from executor.errors import InvalidRequest, LoopwrightError
+from executor.errors import InvalidRequest, LoopwrightError, NotFound
 from executor.schema import Execution, StepRecord
 from executor.text import clean, clean_json, cut
 
@@ -132,6 +132,8 @@ def of_list(executions: Sequence[Execution]) -> Reply:
 def refused(error: LoopwrightError) -> CallToolResult:
     """A call that was not carried out: what to change, field by field."""
     said = [str(error)]
+    if isinstance(error, NotFound):
+        said = [str(NotFound("get_execution without an execution_id lists your newest ones."))]
     if isinstance(error, InvalidRequest):
         said += [f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors]
     return Reply(error={"code": error.code, "message": "; ".join(said)}).result()

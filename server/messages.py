@@ -8,6 +8,7 @@ from pydantic import ConfigDict, Field
 from starlette.requests import Request
 
 from executor.errors import InvalidRequest
+from executor.fields import no_such_field
 from executor.schema import AgenticStepEvent, Execution, Model, Status
 
 MAX_LISTED: Final = 200
@@ -79,7 +80,11 @@ class Listing(Model):
     def of(cls, request: Request) -> Listing:
         """Raises `InvalidRequest` that names each parameter at fault."""
         query = request.query_params
-        faults = {name: "no such parameter" for name in query if name not in cls.model_fields}
+        faults = {
+            name: no_such_field(name, cls.model_fields, noun="parameter")
+            for name in query
+            if name not in cls.model_fields
+        }
         faults |= {name: "said more than once" for name in query if len(query.getlist(name)) > 1}
         limit, status = query.get("limit", "50"), query.get("status")
         if not (limit.isascii() and limit.isdecimal() and len(limit) < 9 and 1 <= int(limit) <= MAX_LISTED):

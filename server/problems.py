@@ -133,6 +133,8 @@ def refused(error: LoopwrightError) -> Response:
     match error:
         case HttpRefusal():
             return problem(error.status, error.code, detail, headers=error.headers)
+        case NotFound():
+            detail = str(NotFound("GET /api/v1/agent/executions lists your own."))
         case Overloaded():
             headers = {"Retry-After": str(error.retry_after)}
         case Stopping():

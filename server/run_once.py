@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
 from dataclasses import dataclass
 
-from executor.errors import AlreadyDecided
 from executor.executions import Executions
 from executor.schema import AgenticStepEvent, Execution, TaskRequest
 
+from .asking import Keyboard, Questions, someone_there
 from .compose import opened
 from .console import end_line, give, say, told
 from .mcp_progress import Story
@@ -26,7 +25,10 @@ async def run_once(settings: Settings, request: TaskRequest) -> int:
     A signal cancels the run and waits for its end; a second one leaves at once.
     """
     async with opened(settings, take_over=False) as parts:
-        run = _Run(parts.executions, asyncio.current_task())
+        for line in parts.notices:
+            say(line)
+        ask = Keyboard().ask if someone_there() else None
+        run = _Run(parts.executions, asyncio.current_task(), Questions(parts.executions, ask))
         with on_stop_signal(run.stop):
             try:
                 execution = await run.to_its_end(request)
@@ -54,6 +56,7 @@ def exit_code(execution: Execution) -> int:
 class _Run:
     executions: Executions
     task: asyncio.Task[object] | None
+    questions: Questions
     execution_id: str | None = None
     cancelling: asyncio.Task[Execution] | None = None
 
@@ -62,22 +65,21 @@ class _Run:
         started = (await self.executions.start(request)).execution
         self.execution_id = started.execution_id
         say(f"execution {started.execution_id}, model {started.request.model}")
-        story = Story(started)
-        async for entry in self.executions.events(started.execution_id):
-            event = AgenticStepEvent.model_validate_json(entry.data)
-            say(told(story, event))
-            if event.approval is not None and event.approval.decision is None:
-                await self._decline(started.execution_id, event.approval.call_id)
+        try:
+            await self._follow(started)
+        finally:
+            await self.questions.close()
         await self.executions.settled(started.execution_id)
         if self.cancelling is not None:
             await self.cancelling
         return await self.executions.get(started.execution_id)
 
-    async def _decline(self, execution_id: str, call_id: str) -> None:
-        # Nobody is asked here; a run that waits for ever would be worse than one that goes on without the call.
-        reason = "`loopwright run` asks nobody: use `loopwright serve`"
-        with suppress(AlreadyDecided):  # through another door
-            await self.executions.decide(execution_id, call_id, "reject", reason=reason)
+    async def _follow(self, started: Execution) -> None:
+        story = Story(started)
+        async for entry in self.executions.events(started.execution_id):
+            event = AgenticStepEvent.model_validate_json(entry.data)
+            say(told(story, event))
+            await self.questions.heard(event)
 
     def stop(self) -> None:
         """Cancel the run; asked a second time, or before there is one, leave."""

@@ -47,6 +47,8 @@ async def serve(settings: Settings, *, grace: float = GRACE) -> int:
     with listening(settings.host, settings.port) as listener:
         url = url_of(settings.host, listener)
         async with opened(settings, own_url=f"{url}/mcp") as parts:
+            for line in parts.notices:
+                say(line)
             app = make_app(parts, port=listener.getsockname()[1])
             await Serving(app, parts.executions).run(
                 listener, grace=grace, up=lambda: say(_greeting(settings, url))

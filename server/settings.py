@@ -107,9 +107,12 @@ class Settings(BaseSettings):
     @field_validator("models", "allowed_hosts", "allowed_origins", mode="before")
     @classmethod
     def _comma_separated(cls, value: object) -> object:
-        if isinstance(value, str):
-            return tuple(part.strip() for part in value.split(",") if part.strip())
-        return value
+        if not isinstance(value, str):
+            return value
+        names = tuple(part.strip() for part in value.split(",") if part.strip())
+        if not names:
+            raise ValueError("there is nothing in it")
+        return names
 
     @field_validator("tokens", mode="before")
     @classmethod
@@ -129,10 +132,7 @@ class Settings(BaseSettings):
     @property
     def database(self) -> str:
         """The database URL in force; unless set, a file in the user's data directory."""
-        return (
-            self.database_url
-            or f"sqlite:///{user_data_path('loopwright', appauthor=False) / 'loopwright.db'}"
-        )
+        return self.database_url or f"sqlite:///{data_folder() / 'loopwright.db'}"
 
 
 class Flags(Model):
@@ -151,6 +151,11 @@ def config_folder() -> Path:
     return user_config_path("loopwright", appauthor=False)
 
 
+def data_folder() -> Path:
+    """Where the database is, unless another place is named."""
+    return user_data_path("loopwright", appauthor=False)
+
+
 def read_settings(flags: Flags | None = None) -> Settings:
     """The settings in force: the command line, then the environment, then the user's `env` file.
 
@@ -159,6 +164,11 @@ def read_settings(flags: Flags | None = None) -> Settings:
     for name, value in read_env_file(config_folder() / "env").items():
         os.environ.setdefault(name, value)
     refuse_unknown(os.environ)
+    if os.environ.get(f"{PREFIX}MODELS") == "":  # none, or all? The one that it is not would be a surprise
+        raise SettingsError(
+            f"{PREFIX}MODELS is empty: remove it or set it to * to allow every model, or name those that a request may "
+            "name, e.g. gpt-4o,anthropic/*."
+        )
     try:
         return Settings(**(flags or Flags()).model_dump(exclude_none=True))
     except ValidationError as error:
@@ -236,6 +246,8 @@ def _tokens(text: str) -> dict[str, str]:
         if name in tokens or token in tokens.values():
             raise ValueError(f"entry {position} repeats a name or a token")
         tokens[name] = token
+    if not tokens:
+        raise ValueError("there is nothing in it")
     return tokens
 
 

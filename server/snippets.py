@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .compose import config_path
+from .compose import config_path, tool_config
 from .console import give, say
+from .notices import DEFAULT_MODEL, no_key, no_tools, shown
 from .settings import Settings, config_folder
 
 
@@ -87,8 +88,13 @@ def show_snippet(settings: Settings, name: str) -> int:
     if name == "claude-code":
         entry = json.dumps(wanted["mcpServers"]["loopwright"])
         say(f"Or run: claude mcp add-json loopwright {shlex.quote(entry)}")
+    place = shown(config_folder() / "env")
+    model = settings.model or DEFAULT_MODEL
+    say(f"It gets no environment of your shell: put your provider's key (OPENAI_API_KEY=…) into {place}, and")
     say(
-        f"It gets no environment of your shell: put your provider's key (OPENAI_API_KEY=…) into {config_folder() / 'env'}"
+        f"LOOPWRIGHT_MODEL=provider/model if it shall ask another model than {model}; keep that file to yourself (chmod 600)."
     )
-    say("and keep that file to yourself (chmod 600).")
+    for line in (no_tools(tool_config(settings)), no_key(settings)):
+        if line is not None:
+            say(f"Note: {line}")
     return 0

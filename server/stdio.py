@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 import mcp.client.stdio as downstream
 
 from .compose import VERSION, Parts, opened, tools_status
+from .console import say
 from .mcp_server import McpDoor, mcp_server
 from .mcp_stdio import run_stdio
 from .settings import Settings
@@ -24,6 +25,8 @@ def stdio(settings: Settings) -> int:
     @asynccontextmanager
     async def compose() -> AsyncIterator[McpDoor]:
         async with opened(settings) as parts:
+            for line in parts.notices:
+                say(line)
             yield mcp_door(parts)
 
     return run_stdio(compose)

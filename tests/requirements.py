@@ -104,6 +104,7 @@ REQUIREMENTS: Final[dict[str, tuple[str, str]]] = {
     "mcp:typescript": ("The TypeScript SDK's client gives up waiting and still fetches the result", "2 §3.2"),
     "cli:exit-codes": ("`run` exits 0, 1, 2, 3 or 130 as documented", "DESIGN §9"),
     "cli:executions": ("`executions list|show|cancel|prune` act on what is on record, live too", "3 §4"),
+    "cli:approval": ("`run` asks at a terminal before a call that needs approval, else declines it", "2 §1"),
     "cli:errors": ("An error names the setting to change", "2 §3.4"),
     "serve:drain": ("A stop takes nothing new, lets runs end before their readers, and loses none", "2 §3.4"),
     "settings:files": ("Settings come from LOOPWRIGHT_* and the user's env file", "DESIGN §9"),

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import signal
 import sqlite3
 import subprocess
@@ -15,14 +16,28 @@ from typing import Any
 import pytest
 
 from executor import AgenticLoopExecutor
-from executor.errors import NewerFormat, NotFound
+from executor.errors import InvalidRequest, NewerFormat, NotFound
 from executor.retention import DAY
-from executor.schema import Execution, TaskRequest
+from executor.schema import (
+    Execution,
+    ExecutionHistory,
+    PendingApproval,
+    Status,
+    StepRecord,
+    TaskRequest,
+    ToolCall,
+)
 from server.cli import main, parser
 from server.compose import opened, store
 from server.console import printable, table
 from server.inspection import show_tools
-from server.records import cancel_execution, list_executions, prune_executions, show_execution
+from server.records import (
+    cancel_execution,
+    list_executions,
+    prune_executions,
+    show_execution,
+    steps_table,
+)
 from server.run_once import exit_code, run_once
 from server.settings import Settings
 from server.snippets import CLIENTS, snippet
@@ -99,8 +114,8 @@ def test_an_interrupt_cancels_the_run_and_names_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["run", ""], "loopwright: prompt: String should have at least 1 character\n"),
-        (["run", "x", "--max-iterations", "0"], "loopwright: max_iterations: Input should be greater than"),
+        (["run", ""], "loopwright: the task: String should have at least 1 character\n"),
+        (["run", "x", "--max-iterations", "0"], "loopwright: --max-iterations: Input should be greater than"),
         (
             ["run", "x", "--database", "mysql://x"],
             "loopwright: LOOPWRIGHT_DATABASE_URL: 'mysql://x' names no",
@@ -111,11 +126,36 @@ def test_an_interrupt_cancels_the_run_and_names_it(tmp_path: Path) -> None:
             "loopwright: LOOPWRIGHT_HOST: 0.0.0.0 can be reached from other mach",
         ),
         (["serve", "--port", "70000"], "loopwright: LOOPWRIGHT_PORT cannot be used (Input should be less"),
+        (["run", "x", "--timeout", "nan"], "loopwright: --timeout: Input should be a finite number"),
+        (
+            ["serve", "--grace", "-1"],
+            "loopwright: --grace cannot be used: set it to a number of seconds, from 0.",
+        ),
+        (["serve", "--grace", "inf"], "loopwright: --grace cannot be used: set it to a number of seconds"),
+        (
+            ["executions", "list", "--limit", "0"],
+            "loopwright: --limit cannot be used: set it to a whole number",
+        ),
+        (
+            ["run", "x", "--model", "scripted:/nope.yaml"],
+            "loopwright: LOOPWRIGHT_MODEL (or --model) cannot be used: scripted:/nope.yaml: No such file or directory. "
+            "Name a script that plays, or another model.",
+        ),
+        (
+            ["run", "x", "--model", "scripted:empty.yaml"],
+            "loopwright: LOOPWRIGHT_MODEL (or --model) cannot be used: scripted:empty.yaml: the file is empty",
+        ),
+        (
+            ["run", "x", "--database", "sqlite:////nonexistent/dir/x.db"],
+            "loopwright: The database /nonexistent/dir/x.db cannot be made: there is no folder /nonexistent. Make it, or",
+        ),
     ],
 )
 def test_a_mistake_in_the_call_is_told_with_its_cure(
     arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    Path("empty.yaml").write_text("# turns come later\n", encoding="utf-8")
+
     assert main(arguments) == 2
 
     out, err = capsys.readouterr()
@@ -154,7 +194,7 @@ async def test_a_call_that_needs_a_decision_is_declined_since_nobody_is_asked(
     )
 
     assert code == 0
-    assert "asks nobody" in capsys.readouterr().out
+    assert "nobody was there to say yes: `loopwright run` asks at a terminal" in capsys.readouterr().out
 
 
 @requirement("execute:approval:expiry")
@@ -355,7 +395,7 @@ def test_prune_removes_nothing_that_nobody_meant(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("LOOPWRIGHT_RETENTION_DAYS", days)
-    assert main(["executions", "prune", "--ephemeral", *arguments]) == 2
+    assert main(["executions", "prune", "--database", "memory:", *arguments]) == 2
     assert capsys.readouterr().err.startswith(f"loopwright: {said}")
 
 
@@ -375,10 +415,73 @@ def test_a_run_of_another_process_is_cancelled_from_here(tmp_path: Path) -> None
 
 
 def test_an_unknown_execution_is_not_found(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["executions", "show", "nothing", "--ephemeral"]) == 1
-    assert capsys.readouterr().err == (
-        "loopwright: No such execution. Check the execution_id; list shows your own.\n"
-    )
+    for options, whose in (([], ""), (["--owner", "ann"], " --owner ann")):
+        assert main(["executions", "show", "nothing", "--database", "memory:", *options]) == 1
+        assert capsys.readouterr().err == (
+            f"loopwright: No such execution: check its id. `loopwright executions list{whose}` shows what is in memory:; "
+            "the first 6 letters are enough.\n"
+        )
+
+
+@requirement("cli:executions")
+async def test_the_beginning_of_an_id_is_enough_where_no_other_begins_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("server.records.PAGE", 1)
+    used = settings(tmp_path)
+    for name in ("abcdef2", "abcdefg", "abcxyz7"):
+        await record(used, name, owner="ann")
+
+    assert await cancel_execution(used, "ABCXYZ") == 0
+    assert capsys.readouterr().err.startswith("abcxyz7 completed")
+    with pytest.raises(InvalidRequest, match="Several executions begin with 'abcdef': write more letters"):
+        await cancel_execution(used, "abcdef")
+    for name, owner in (("abcxy", None), ("abcxyz", "bob")):
+        with pytest.raises(NotFound):
+            await cancel_execution(used, name, owner=owner)
+
+
+def test_a_listing_of_what_is_in_memory_is_not_offered() -> None:
+    for command in ("list", "show x", "cancel x", "prune"):
+        with pytest.raises(SystemExit):
+            parser().parse_args(["executions", *command.split(), "--ephemeral"])
+
+
+def test_a_step_without_a_result_says_how_it_stands() -> None:
+    def shown(status: Status, **fields: Any) -> str:
+        call = ToolCall(id="c1", name="write", arguments={})
+        step = StepRecord(step_number=1, iteration=1, observation="", reasoning="", action=call, **fields)
+        asked = PendingApproval(
+            call_id="c1", tool_name="write", arguments={}, arguments_sha256="", asked_at=1.0
+        )
+        return steps_table(
+            ExecutionHistory(
+                execution_id="x",
+                request=TaskRequest(prompt="x"),
+                created_at=0.0,
+                status=status,
+                pending_approvals=[asked] if status == "input_required" else [],
+                steps=[step],
+                tool_history=[],
+            )
+        ).splitlines()[1]
+
+    assert [
+        re.sub(" +", " ", line)
+        for line in (
+            shown("working"),
+            shown("input_required"),
+            shown("failed"),
+            shown("working", duration_ms=4.0),
+            shown("working", error="outcome unknown: …"),
+        )
+    ] == [
+        "1 1 write running, or soon to run",
+        "1 1 write waits for approval",
+        "1 1 write outcome unknown",
+        "1 1 write 4 ms (nothing)",
+        "1 1 write outcome unknown: …",
+    ]
 
 
 # ── tools, snippets, help ────────────────────────────────────────────────────────────────────────────
@@ -399,7 +502,7 @@ async def test_every_server_is_shown_with_its_state_and_its_tools(
     }
     (tmp_path / "mcp.json").write_text(json.dumps({"mcpServers": servers}), encoding="utf-8")
 
-    assert await show_tools(Settings()) == 0
+    assert await show_tools(Settings()) == 1
 
     lines = capsys.readouterr().out.splitlines()
     assert lines[:2] == [
@@ -412,7 +515,12 @@ async def test_every_server_is_shown_with_its_state_and_its_tools(
 
 async def test_without_an_mcp_json_it_says_where_to_put_one(capsys: pytest.CaptureFixture[str]) -> None:
     assert await show_tools(Settings()) == 0
-    assert capsys.readouterr().err.startswith("No mcp.json: the agent has no tools. Put one into")
+    (line,) = capsys.readouterr().err.splitlines()
+    assert re.fullmatch(
+        r"No mcp.json \(\S+mcp.json, .+mcp.json\), and none named by --config or LOOPWRIGHT_MCP_CONFIG: the agent "
+        r"has no tools\.",
+        line,
+    )
 
 
 @pytest.mark.parametrize("name", sorted(CLIENTS))

@@ -133,7 +133,14 @@ def test_an_entry_of_its_own_time_limit_and_keys_of_other_hosts_are_fine(tmp_pat
         ({"command": "a", "args": ["x\0y"]}, "args.0: NUL characters cannot be passed to a process"),
         ({"command": "a", "env": {"A=B": "1"}}, "env.'A=B': is no name of an environment variable"),
         ({"command": "a", "timeout": 0}, "timeout: Input should be greater than 0"),
-        ({"command": "a", "loopwright": {"denny": []}}, "loopwright.denny: is not a key of ours"),
+        (
+            {"command": "a", "loopwright": {"denny": []}},
+            "loopwright.denny: is not a key of ours: did you mean deny?",
+        ),
+        (
+            {"command": "a", "loopwright": {"x": []}},
+            "loopwright.x: is not a key of ours: there are allow, deny, approve, read_only, idempotent, trusted, timeout",
+        ),
         ({"command": "a", "loopwright": {"deny": "x"}}, "loopwright.deny: Input should be a valid list"),
         ({"command": "${input:key}"}, "command: ${input:key} is none of ${VAR}, ${VAR:-default}, ${env:VAR}"),
         ({"url": "ftp://h/"}, "url: must be a whole http:// or https:// address"),

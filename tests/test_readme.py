@@ -42,6 +42,21 @@ SCRIPT: Final = """
 - calls: [{name: files__count, arguments: {glob: "*.py"}}]
 - text: "There are {{ last_observation }}."
 """
+ORDERING: Final = """
+- calls: [{name: price, arguments: {article: bolt}}, {name: order, arguments: {article: bolt, pieces: 10}}]
+- text: "There are {{ observations.order }} at {{ observations.price }}."
+"""
+SAID: Final = {
+    "loopwright --help": "usage: loopwright",
+    "mcp-config": '"mcpServers"',
+    "loopwright tools": "files (stdio): ready",
+    "approvals/": '"pending_approvals":[]',
+    "executions/$id/events": "There are 3 text files",
+    "agent/execute \\": "There are 3 text files",
+    "loopwright executions": "",  # nothing has run yet: they say so on stderr
+    "loopwright run": "You asked: Is anybody there?",
+}
+"""What a block says that holds this command."""
 
 
 @dataclass(frozen=True)
@@ -75,31 +90,41 @@ def test_there_is_no_block_that_nothing_here_knows() -> None:
 
 
 @asynccontextmanager
-async def newcomer(tmp_path: Path) -> AsyncIterator[tuple[str, dict[str, str]]]:
-    """A checkout as a newcomer has it, with a server running: its address, and the environment of a shell in it."""
+async def newcomer(
+    tmp_path: Path, *, script: str = SCRIPT, approve: bool = False
+) -> AsyncIterator[tuple[str, dict[str, str]]]:
+    """A checkout as a newcomer has it, with a server running: its address, and the environment of a shell in it.
+
+    `script`: what the model plays. `approve`: the server's calls wait for a yes.
+    """
     for name in ("examples", "scripts"):
         await asyncio.to_thread(shutil.copytree, ROOT / name, tmp_path / name)
     bin_folder = tmp_path / "bin"
-    script = tmp_path / "model.yaml"
-    await asyncio.to_thread(_prepare, bin_folder, script, tmp_path / "mcp.json")
+    model = tmp_path / "model.yaml"
+    await asyncio.to_thread(model.write_text, script, encoding="utf-8")
+    await asyncio.to_thread(_prepare, bin_folder, tmp_path / "mcp.json", ["*"] if approve else [])
     environment = {
         **os.environ,
         "PATH": f"{bin_folder}{os.pathsep}{os.environ['PATH']}",
-        "LOOPWRIGHT_MODEL": f"scripted:{script}",
+        "LOOPWRIGHT_MODEL": f"scripted:{model}",
         "LOOPWRIGHT_DATABASE_URL": f"sqlite:///{tmp_path / 'log.db'}",
     }
     async with loopwright("serve", "--port", "0", cwd=tmp_path, env=environment) as child:
         yield (await child.url()).removeprefix("http://"), environment
 
 
-def _prepare(bin_folder: Path, script: Path, config: Path) -> None:
+def _prepare(bin_folder: Path, config: Path, approve: list[str]) -> None:
+    (config.parent / ".venv").symlink_to(sys.prefix)
     bin_folder.mkdir()
     command = bin_folder / "loopwright"
     options, program = " ".join(ENTRY[:-1]), ENTRY[-1]
     command.write_text(f"#!/bin/sh\nexec '{sys.executable}' {options} '{program}' \"$@\"\n", encoding="utf-8")
     command.chmod(0o755)
-    script.write_text(SCRIPT, encoding="utf-8")
-    files = {"command": sys.executable, "args": ["examples/files_server.py", "."]}
+    files = {
+        "command": sys.executable,
+        "args": ["examples/files_server.py", "."],
+        "loopwright": {"approve": approve},
+    }
     config.write_text(json.dumps({"mcpServers": {"files": files}}), encoding="utf-8")
 
 
@@ -125,25 +150,37 @@ async def test_every_command_works_as_it_is_written(block: Block, tmp_path: Path
             kept.append(line)
     if not kept:
         return
-    async with newcomer(tmp_path) as (address, environment):
+    answering = "approvals/" in block.text
+    async with newcomer(tmp_path, approve=answering) as (address, environment):
+        if answering:
+            await _until_it_asks(f"http://{address}/api/v1/agent", tmp_path, environment)
         program = "\n".join(["set -euo pipefail", *kept]).replace(ADDRESS, address)
         out = await output("bash", "-c", program, cwd=tmp_path, environment=environment)
-    expected = {
-        "mcp-config": '"mcpServers"',
-        "loopwright tools": "files (stdio): ready",
-        "curl": "There are 3 text files",
-        "loopwright executions": "",  # nothing has run yet: they say so on stderr
-        "loopwright run": "You asked: Is anybody there?",
-    }
-    known = [text for command, text in expected.items() if command in block.text]
+    known = [text for command, text in SAID.items() if command in block.text]
     assert known
     assert all(text in out for text in known), out
+
+
+async def _until_it_asks(api: str, folder: Path, environment: dict[str, str]) -> None:
+    """Have a run come to its first question: by then its stream has an approval event."""
+    body = ("-H", "Content-Type: application/json", "-d", '{"prompt": "How many?"}')
+    reader = await asyncio.create_subprocess_exec(
+        "curl", "-sN", f"{api}/execute", *body, cwd=folder, env=environment, stdout=PIPE
+    )
+    assert reader.stdout is not None
+    async with asyncio.timeout(PATIENCE):
+        while await reader.stdout.readline() != b"event: approval\n":
+            assert not reader.stdout.at_eof()
+        reader.kill()
+        await reader.communicate()
 
 
 @requirement("docs:blocks")
 @pytest.mark.parametrize("block", of("python"), ids=str)
 async def test_every_program_runs_to_its_answer(block: Block, tmp_path: Path) -> None:
-    async with newcomer(tmp_path) as (address, environment):
+    library = "AgenticLoopExecutor" in block.text
+    script = ORDERING if library else SCRIPT
+    async with newcomer(tmp_path, script=script, approve=True) as (address, environment):
         out = await output(
             sys.executable,
             "-P",
@@ -154,7 +191,7 @@ async def test_every_program_runs_to_its_answer(block: Block, tmp_path: Path) ->
             cwd=tmp_path,
             environment=environment,
         )
-    assert "There are " in out
+    assert ("There are 10 of bolt ordered at 0.2." if library else "There are 3 text files") in out
 
 
 @requirement("docs:blocks")
@@ -164,8 +201,22 @@ def test_every_configuration_is_one(block: Block, tmp_path: Path) -> None:
 
     config = read_config(tmp_path / "mcp.json")
 
-    assert (config.refused, config.disabled) == ((), ())
+    enabled = block.text.replace('"disabled": true,', "")
+    (tmp_path / "mcp.json").write_text(enabled, encoding="utf-8")
+    all_of_it = read_config(tmp_path / "mcp.json")
+
+    assert (config.refused, all_of_it.refused, all_of_it.disabled) == ((), (), ())
     assert config.servers
+
+
+@requirement("docs:blocks")
+async def test_the_configuration_of_the_readme_works_as_printed(tmp_path: Path) -> None:
+    (block,) = [block for block in of("json") if block.page == "README.md"]
+    async with newcomer(tmp_path) as (_, environment):
+        await asyncio.to_thread((tmp_path / "mcp.json").write_text, block.text, encoding="utf-8")
+        out = await output("loopwright", "tools", cwd=tmp_path, environment=environment)
+    assert out.startswith("files (stdio): ready\n")
+    assert out.endswith("tickets (not used): disabled\n")
 
 
 @requirement("docs:blocks")

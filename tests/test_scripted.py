@@ -149,7 +149,14 @@ async def test_an_answer_as_data_can_be_scripted(play: Any) -> None:
     ("script", "reason"),
     [
         ("turns: [", "no YAML: line 1: "),
-        ("- text: a\n  texts: b", "turns.0.texts: Extra inputs are not permitted"),
+        ("- text: a\n  texts: b", "turns.0.texts: no such field (did you mean text?)"),
+        ("- calls: [{nme: x}]", "turns.0.calls.0.nme: no such field (did you mean name?)"),
+        (
+            "- usage: {zzz: 1}",
+            "turns.0.usage.zzz: no such field (there are input_tokens, output_tokens, cost_usd)",
+        ),
+        ("{turns: [{text: a}], closing: {}, more: 1}", "more: no such field (there are turns, closing)"),
+        ("# nothing yet", "the file is empty: write a list of turns, such as - text: Hello"),
         ("turns: []", "turns: List should have at least 1 item"),
         ("- calls: [{arguments: {}}]", "turns.0.calls.0.name: Field required"),
         (
@@ -157,7 +164,7 @@ async def test_an_answer_as_data_can_be_scripted(play: Any) -> None:
             "turns.0.errors.0.status: Input should be greater than or equal to 400",
         ),
         ("- text: '{{ nonsense }}'", "turns.0.text: Value error, unknown placeholder {{ nonsense }}"),
-        ("just text", "the file: Input should be a valid dictionary"),
+        ("just text", "the file: is no script: write a list of turns, or a map with turns"),
     ],
 )
 async def test_a_faulty_script_is_refused_with_its_line_or_field(play: Any, script: str, reason: str) -> None:

@@ -127,10 +127,40 @@ def test_how_long_questions_and_finished_runs_are_kept_is_set_and_checked(
 
 
 def test_an_empty_setting_counts_as_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in Settings.model_fields:
+    for name in Settings.model_fields.keys() - {"models"}:
         monkeypatch.setenv(f"LOOPWRIGHT_{name.upper()}", "")
 
     assert read_settings() == Settings()
+
+
+@requirement("cli:errors")
+@pytest.mark.parametrize(
+    ("setting", "value", "complaint"),
+    [
+        (
+            "MODELS",
+            "",
+            "LOOPWRIGHT_MODELS is empty: remove it or set it to * to allow every model, or name those",
+        ),
+        (
+            "MODELS",
+            " , ",
+            "LOOPWRIGHT_MODELS cannot be used (there is nothing in it): set it to globs of the models",
+        ),
+        ("TOKENS", ",", "LOOPWRIGHT_TOKENS cannot be used (there is nothing in it): set it to name:token"),
+        (
+            "ALLOWED_HOSTS",
+            ",",
+            "LOOPWRIGHT_ALLOWED_HOSTS cannot be used (there is nothing in it): set it to host",
+        ),
+    ],
+)
+def test_a_setting_that_restricts_is_not_read_as_nothing(
+    setting: str, value: str, complaint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(f"LOOPWRIGHT_{setting}", value)
+
+    assert refusal().startswith(complaint)
 
 
 def test_lists_are_separated_by_commas(monkeypatch: pytest.MonkeyPatch) -> None:

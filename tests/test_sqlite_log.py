@@ -551,7 +551,7 @@ def open_umask() -> Iterator[None]:
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows keeps rights in access lists")
 @requirement("log:private-files")
 async def test_only_the_owner_can_read_the_files(tmp_path: Path, open_umask: None) -> None:
-    path = tmp_path / "data" / "loopwright" / "log.db"
+    path = tmp_path / "data" / "log.db"
     async with opened(path) as log:
         await log.heartbeat(ME)
         await log.create(new("a"))
@@ -563,14 +563,21 @@ async def test_only_the_owner_can_read_the_files(tmp_path: Path, open_umask: Non
             }
 
         assert await asyncio.to_thread(rights) == {
-            "loopwright": 0o700,
             "log.db": 0o600,
             "log.db-wal": 0o600,
             "log.db-shm": 0o600,
             "log.db.drivers": 0o700,
             "lock": 0o600,
         }
-    assert stat.S_IMODE(path.parents[1].stat().st_mode) == 0o700
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+
+
+async def test_one_folder_is_made_for_the_file_and_no_tree(tmp_path: Path) -> None:
+    with pytest.raises(
+        StorageUnavailable, match=f"there is no folder {tmp_path}/a. Make it, or set LOOPWRIGHT_"
+    ):
+        await SqliteLog(tmp_path / "a" / "b" / "log.db").open()
+    assert await asyncio.to_thread(lambda: list(tmp_path.iterdir())) == []
 
 
 async def test_a_clean_end_leaves_the_file_alone(path: Path) -> None:

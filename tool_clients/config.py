@@ -6,6 +6,7 @@ server is that server's error, named; only a file that is no such file at all is
 
 from __future__ import annotations
 
+import difflib
 import json
 import os
 import re
@@ -119,8 +120,15 @@ def find_config(
     named = explicit or (os.environ if env is None else env).get(CONFIG_VARIABLE)
     if named:
         return here / Path(named).expanduser()
-    candidates = (here / "mcp.json", user_config_path("loopwright", appauthor=False) / "mcp.json")
-    return next((path for path in candidates if path.is_file()), None)
+    return next((path for path in usual_places(here) if path.is_file()), None)
+
+
+def usual_places(cwd: Path | None = None) -> tuple[Path, ...]:
+    """Where a configuration is looked for when nobody names one, first things first."""
+    return (
+        (cwd or Path.cwd()) / "mcp.json",
+        user_config_path("loopwright", appauthor=False) / "mcp.json",
+    )
 
 
 def read_config(path: Path, *, env: Mapping[str, str] | None = None) -> Config:
@@ -213,8 +221,15 @@ def _entries(path: Path) -> dict[str, object]:
 def _refusal(error: ValidationError, path: Path, name: str) -> ConfigError:
     first = error.errors(include_url=False, include_input=False)[0]
     where = ".".join(str(part) for part in first["loc"])
-    problem = "is not a key of ours" if first["type"] == "extra_forbidden" else str(first["msg"])
+    problem = str(first["msg"])
+    if first["type"] == "extra_forbidden":
+        problem = f"is not a key of ours: {_meant(str(first['loc'][-1]))}"
     return ConfigError(problem, file=path, server=name, field=where or None)
+
+
+def _meant(key: str) -> str:
+    close = difflib.get_close_matches(key, _Rules.model_fields, n=1)
+    return f"did you mean {close[0]}?" if close else f"there are {', '.join(_Rules.model_fields)}"
 
 
 def _server(name: str, entry: _Entry, folder: Path, variables: Mapping[str, str]) -> Server:

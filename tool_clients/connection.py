@@ -22,6 +22,7 @@ from executor.tools import ToolFailure
 from .config import Http, Server, Stdio
 from .guard import Guard
 from .hiding import Secrets
+from .last_words import last_words
 from .listing import Listing, list_tools
 from .secrets import secrets_of
 from .wire import Wire
@@ -153,7 +154,7 @@ class Connection:
         finally:
             self._client = None
             self.stderr = str(wire.tail)
-        return f"{reason}; it wrote: {self.stderr.strip()[-500:]}" if self.stderr.strip() else reason
+        return f"{reason}; it wrote: {last}" if (last := last_words(self.stderr)) else reason
 
     async def _connect(self, wire: Wire) -> None:
         client = Client(wire, client_info=self._client_info, message_handler=self._on_message, cache=None)
