@@ -13,7 +13,7 @@ from typing import Any
 
 from .compose import config_path, tool_config
 from .console import give, say
-from .notices import DEFAULT_MODEL, no_key, no_tools, shown
+from .notices import DEFAULT_MODEL, no_tools, shown
 from .settings import Settings, config_folder
 
 
@@ -94,7 +94,6 @@ def show_snippet(settings: Settings, name: str) -> int:
     say(
         f"LOOPWRIGHT_MODEL=provider/model if it shall ask another model than {model}; keep that file to yourself (chmod 600)."
     )
-    for line in (no_tools(tool_config(settings)), no_key(settings)):
-        if line is not None:
-            say(f"Note: {line}")
+    if (line := no_tools(tool_config(settings))) is not None:
+        say(f"Note: {line}")
     return 0

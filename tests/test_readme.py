@@ -47,14 +47,14 @@ ORDERING: Final = """
 - text: "There are {{ observations.order }} at {{ observations.price }}."
 """
 SAID: Final = {
-    "loopwright --help": "usage: loopwright",
+    'loopwright run "How': "There are 3 text files",
     "mcp-config": '"mcpServers"',
     "loopwright tools": "files (stdio): ready",
     "approvals/": '"pending_approvals":[]',
     "executions/$id/events": "There are 3 text files",
     "agent/execute \\": "There are 3 text files",
     "loopwright executions": "",  # nothing has run yet: they say so on stderr
-    "loopwright run": "You asked: Is anybody there?",
+    'loopwright run "Is': "You asked: Is anybody there?",
 }
 """What a block says that holds this command."""
 
