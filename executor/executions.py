@@ -32,7 +32,7 @@ from executor.history import as_json, history
 from executor.journal import Clock, check_format, fold, last_word
 from executor.log import Entry, EventLog, NewExecution, Page
 from executor.model_names import SCRIPTED, carries_address, leads_upwards
-from executor.outcomes import CancelAsked, Decided
+from executor.outcomes import CancelAsked, Decided, Recorded
 from executor.retention import Retention
 from executor.schema import Decision, Execution, ExecutionHistory, TaskRequest
 from executor.tools import Toolbox
@@ -118,6 +118,7 @@ class Executions:
         self._clock = clock
         self._new_id = new_id
         self._creating: set[asyncio.Task[Started]] = set()
+        self._telling: set[asyncio.Task[None]] = set()
         self._by_key: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
 
     async def __aenter__(self) -> Self:
@@ -138,7 +139,7 @@ class Executions:
         What there is can still be read, streamed and cancelled, up to `close`.
         """
         self.closing.set()
-        await asyncio.gather(*self._creating, return_exceptions=True)
+        await asyncio.gather(*self._creating, *self._telling, return_exceptions=True)
         await self._engine.drain(grace)
 
     async def close(self, *, grace: float = 0.0) -> None:
@@ -357,14 +358,27 @@ class Executions:
                     raise AlreadyDecided
                 return state.execution()
             snapshot = state.execution()
+            # A caller that leaves now must not leave a run asleep that has just been told something.
+            telling = asyncio.create_task(self._tell(execution_id, events, snapshot, owner))
+            self._telling.add(telling)
+            telling.add_done_callback(self._forget)
             try:
-                await self._log.append(
-                    execution_id, [to_entry(event) for event in events], snapshot=snapshot, owner=owner
-                )
+                await asyncio.shield(telling)
             except Conflict:
                 continue
-            await self._engine.wake(execution_id)
             return snapshot
+
+    async def _tell(
+        self, execution_id: str, events: Sequence[Recorded], snapshot: Execution, owner: str
+    ) -> None:
+        entries = [to_entry(event) for event in events]
+        await self._log.append(execution_id, entries, snapshot=snapshot, owner=owner)
+        await self._engine.wake(execution_id)
+
+    def _forget(self, telling: asyncio.Task[None]) -> None:
+        self._telling.discard(telling)
+        if not telling.cancelled():
+            telling.exception()  # its caller has it, unless the caller left
 
     async def delete(self, execution_id: str, *, owner: str = LOCAL) -> None:
         """Remove a finished execution and leave nothing. Raises `StillRunning`."""

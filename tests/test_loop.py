@@ -9,6 +9,7 @@ import pytest
 
 from executor import AgenticLoopExecutor, StepType, TaskRequest, Tool
 from executor.frames import from_entry
+from executor.memory_log import InMemoryLog
 from executor.schema import ExecutionHistory
 from tests.fake_models import Answer, Call, Fault, Request
 from tests.requirements import requirement
@@ -569,6 +570,36 @@ async def test_a_call_that_needs_approval_waits_and_costs_no_task() -> None:
         "tool_result t: sent 5",
         "final_answer answer final: end",
     ]
+
+
+async def test_a_decider_that_leaves_while_the_decision_is_stored_leaves_no_run_asleep() -> None:
+    class Slow(InMemoryLog):
+        storing = asyncio.Event()
+
+        async def append(self, *args: Any, **kwargs: Any) -> None:
+            await super().append(*args, **kwargs)
+            if kwargs.get("owner") is not None:  # a door's: it is stored, nobody has been woken yet
+                self.storing.set()
+                for _ in range(3):
+                    await asyncio.sleep(0)
+
+    async def pay(arguments: dict[str, Any], _: Any) -> str:
+        return "paid"
+
+    tool = Tool(name="pay", description="", parameters_schema={}, call=pay, needs_approval=True)
+    script = [Answer(calls=[call("pay", "p")]), Answer(text="end")]
+    log = Slow()
+    async with running(script, {"pay": tool}, log=log) as (executor, _), asyncio.timeout(5):
+        events = executor.execute(TaskRequest(prompt="go"))
+        asked = [await anext(events), await anext(events)][-1]
+        await executor.executions.settled(asked.execution_id)
+        deciding = asyncio.create_task(executor.executions.decide(asked.execution_id, "p", "approve"))
+        await log.storing.wait()
+        deciding.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await deciding
+        rest = [event async for event in events]
+    assert line(rest[-1]) == "final_answer answer final: end"
 
 
 async def test_the_tools_a_request_allows_are_the_only_ones_offered_and_callable() -> None:
