@@ -589,7 +589,7 @@ async def test_a_decider_that_leaves_while_the_decision_is_stored_leaves_no_run_
     tool = Tool(name="pay", description="", parameters_schema={}, call=pay, needs_approval=True)
     script = [Answer(calls=[call("pay", "p")]), Answer(text="end")]
     log = Slow()
-    async with running(script, {"pay": tool}, log=log) as (executor, _), asyncio.timeout(5):
+    async with running(script, {"pay": tool}, log=log, scan=3600.0) as (executor, _), asyncio.timeout(5):
         events = executor.execute(TaskRequest(prompt="go"))
         asked = [await anext(events), await anext(events)][-1]
         await executor.executions.settled(asked.execution_id)
