@@ -8,6 +8,8 @@ import os
 import secrets
 import socket
 import time
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from typing import Protocol, Self
 
 from executor.errors import LeaseLost, NotFound, Overloaded, StorageUnavailable
@@ -74,6 +76,10 @@ class Driver(Protocol):
 
     async def drive(self, lease: Lease) -> bool:
         """Run one execution to its end (True), or to a question (False)."""
+        ...
+
+    async def called_off(self, lease: Lease) -> None:
+        """Return when a run that waits for its turn has to end without one: it is cancelled, or out of time."""
         ...
 
     async def break_off(self, lease: Lease, reason: str) -> None:
@@ -201,7 +207,7 @@ class LocalEngine:
         try:
             if before is not None:
                 await asyncio.wait({before})
-            async with self._slots:
+            async with self._turn(lease):
                 ended = self._closing or await self._drive(lease)
             if not ended:
                 await self._let_go(lease)
@@ -209,6 +215,27 @@ class LocalEngine:
             log.warning("execution %s has another driver now: stopped here", lease.execution_id)
         except NotFound:
             log.info("execution %s was deleted", lease.execution_id)
+
+    @asynccontextmanager
+    async def _turn(self, lease: Lease) -> AsyncGenerator[None]:
+        """Room to drive in. A run that is called off while it waits for that needs none: its end takes no time."""
+        if not self._slots.locked():
+            async with self._slots:
+                yield
+            return
+        room = asyncio.create_task(self._slots.acquire())
+        called_off = asyncio.create_task(self._driver.called_off(lease))
+        try:
+            await asyncio.wait({room, called_off}, return_when=asyncio.FIRST_COMPLETED)
+            if called_off.done() and isinstance(called_off.exception(), StorageUnavailable):
+                await room  # nobody can tell: it waits like any other
+            yield
+        finally:
+            room.cancel()
+            called_off.cancel()
+            await asyncio.gather(room, called_off, return_exceptions=True)
+            if not room.cancelled():
+                self._slots.release()
 
     async def _drive(self, lease: Lease) -> bool:
         too_often = f"It was begun {MAX_TRIES} times without any progress."

@@ -11,9 +11,10 @@ import logging
 import random
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import replace
 from functools import partial
+from math import inf
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, assert_never
 
 from executor.arguments import check_settings, checked_request
@@ -29,6 +30,7 @@ from executor.providers import Providers, model_of
 from executor.registry import Registered, RegistryTools, check_registered
 from executor.retention import Retention
 from executor.schema import AgenticStepEvent, ExecutionHistory, TaskRequest
+from executor.signs import Signs
 from executor.state import State
 from executor.think import Thinker
 from executor.tools import TOOL_TIMEOUT, Toolbox
@@ -60,6 +62,7 @@ class Loop:
         jitter: Callable[[], float] = random.random,
         tool_timeout: float = TOOL_TIMEOUT,
         transient: Transient | None = None,
+        signs: Signs | None = None,
         partial_answer: bool = True,
         approval_timeout: float | None = None,
     ) -> None:
@@ -68,7 +71,13 @@ class Loop:
         self._clock = clock
         self._monotonic = monotonic or (time.monotonic if clock is time.time else clock)
         self._approval_timeout = approval_timeout
-        self._habits = Habits(clock=clock, jitter=jitter, tool_timeout=tool_timeout, transient=transient)
+        self._habits = Habits(
+            clock=clock,
+            jitter=jitter,
+            tool_timeout=tool_timeout,
+            transient=transient,
+            signs=signs or Signs(),
+        )
         self._partial_answer = partial_answer
 
     async def drive(self, lease: Lease) -> bool:
@@ -119,6 +128,24 @@ class Loop:
     def _overdue(self, state: State, now: float) -> Sequence[Decided]:
         """What nobody decided in time."""
         return [] if self._approval_timeout is None else state.overdue(now - self._approval_timeout)
+
+    async def called_off(self, lease: Lease) -> None:
+        """Return when a run that waits for its turn has to end without one: it is cancelled, or out of time."""
+        watch = self._log.watch(lease.execution_id)  # before the first look, as in `drive`
+        try:
+            while (left := await self._time_left(lease)) > 0:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(None if left == inf else left):
+                        await watch.changed()
+        finally:
+            watch.close()
+
+    async def _time_left(self, lease: Lease) -> float:
+        """Seconds until a run that nobody works on has to end; keeps nothing of it, since thousands may wait."""
+        state = (await self._journal(lease)).state
+        if isinstance(state.next(), Stop | Done):
+            return 0
+        return inf if state.deadline is None else state.deadline - self._clock()
 
     async def break_off(self, lease: Lease, reason: str) -> None:
         """End a run that cannot be driven (`internal_error`). `reason` is fit for clients."""
@@ -189,9 +216,11 @@ class AgenticLoopExecutor:
         self.toolbox: Toolbox = RegistryTools(self, beside=tools)
         self._providers = providers or Providers()
         store = InMemoryLog() if log is None else log
+        signs = Signs()
         driver = Loop(
             store,
             self,
+            signs=signs,
             clock=clock,
             jitter=jitter,
             tool_timeout=tool_timeout,
@@ -219,6 +248,7 @@ class AgenticLoopExecutor:
             or Policy(
                 default_model=model or model_of(agent), models=("*", "scripted:*"), priced=self.price_known
             ),
+            signs=signs,
             partial_answer=partial_answer,
             retention=None if retention_days is None else Retention(store, days=retention_days, clock=clock),
             clock=clock,

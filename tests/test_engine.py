@@ -48,6 +48,9 @@ class Watched:
         await self.release.wait()
         return self.ended
 
+    async def called_off(self, lease: Lease) -> None:
+        await asyncio.Event().wait()
+
     async def break_off(self, lease: Lease, reason: str) -> None:
         async with self.begun:
             self.broken.append((lease.execution_id, reason))

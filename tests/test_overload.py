@@ -58,9 +58,9 @@ class Slow(Script):
         return await super().think(ask, transient)
 
 
-def resident() -> int:
-    """Bytes of memory that this process has; 0 where it cannot be told."""
-    status = Path("/proc/self/status")
+def resident(process: int | str = "self") -> int:
+    """Bytes of memory that a process has (this one); 0 where it cannot be told."""
+    status = Path(f"/proc/{process}/status")
     lines = status.read_text().splitlines() if status.exists() else []
     return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmRSS:"))
 
@@ -132,6 +132,34 @@ async def test_beyond_the_bounds_a_run_is_refused_and_told_when_to_come_again() 
         ids = [each.execution.execution_id for each in tried if not isinstance(each, BaseException)]
         assert await ended(executor, ids) == {"completed answer 1": 5}
         assert (await run(executor))[-1].is_final
+
+
+@pytest.mark.parametrize("elsewhere", [False, True], ids=["cancelled here", "cancelled by another process"])
+async def test_a_run_that_is_called_off_while_it_waits_for_its_turn_ends_at_once(
+    tmp_path: Path, elsewhere: bool
+) -> None:
+    release = asyncio.Event()
+    held = lambda request: Answer(text="ok", hold=release)  # noqa: E731
+    path = tmp_path / "log.db"
+    async with running(held, log=SqliteLog(path), max_running=1) as (executor, fake):
+        executions = executor.executions
+        first = (await executions.start(TaskRequest(prompt="first"))).execution
+        await fake.arrived(1)
+        waits = (await executions.start(TaskRequest(prompt="waits"))).execution
+        late = (await executions.start(TaskRequest(prompt="late", timeout_seconds=0.01))).execution
+        then = (await executions.start(TaskRequest(prompt="then"))).execution
+        if elsewhere:
+            async with AgenticLoopExecutor({}, [], log=SqliteLog(path), name="another") as other:
+                await other.executions.cancel(waits.execution_id)
+        else:
+            await executions.cancel(waits.execution_id)
+        assert await ended(executor, [waits.execution_id, late.execution_id]) == {
+            "cancelled cancelled 0": 1,
+            "completed timeout 0": 1,
+        }
+        assert len(fake.requests) == 1
+        release.set()
+        assert await ended(executor, [first.execution_id, then.execution_id]) == {"completed answer 1": 2}
 
 
 def test_the_bounds_are_those_of_the_contract() -> None:
