@@ -82,7 +82,8 @@ class InMemoryLog:
         self._feed.close()
         self._beats.clear()
         for stored in self._stored.values():
-            stored.driver = None
+            if stored.driver is not None:  # a clean stop is no try that failed
+                stored.driver, stored.tries = None, max(0, stored.tries - 1)
 
     async def create(self, new: NewExecution) -> Created:
         await asyncio.sleep(0)  # like a real store, let others run; what follows is one step for them

@@ -370,5 +370,7 @@ def release(connection: sqlite3.Connection, lease: Lease) -> None:
 
 
 def give_up(connection: sqlite3.Connection, driver: str) -> None:
-    """Let go of every lease of `driver`."""
-    connection.execute("UPDATE executions SET driver = NULL WHERE driver = ?", (driver,))
+    """Let go of every lease of `driver`: a clean stop is no try that failed."""
+    connection.execute(
+        "UPDATE executions SET driver = NULL, tries = max(0, tries - 1) WHERE driver = ?", (driver,)
+    )

@@ -636,6 +636,18 @@ async def test_claims_without_a_new_event_are_counted(log: EventLog) -> None:
     assert [*tries, lease.tries] == [2, 3, 4, 5, 1]
 
 
+async def test_a_clean_stop_is_no_claim_in_vain(log: EventLog) -> None:
+    await log.create(new("a", driver=ME))
+    tries = []
+    for _ in range(7):
+        await log.close()
+        await log.open()
+        await log.heartbeat(ME)
+        (lease,) = await log.claim(ME, profile=PROFILE)
+        tries.append(lease.tries)
+    assert tries == [1] * 7
+
+
 async def test_an_answer_makes_a_waiting_execution_claimable(log: EventLog) -> None:
     (await log.create(new("a")))
     await append(log, "a", 1, status="input_required")
