@@ -38,6 +38,7 @@ class Database:
         self.path = path
         self._migrations = migrations
         self._busy_seconds = busy_seconds
+        self._opened: os.stat_result | None = None
 
     @property
     def newest(self) -> int:
@@ -68,10 +69,28 @@ class Database:
                 # FULL: in WAL mode only this survives a power cut. secure_delete: what is deleted is overwritten.
                 for pragma in ("synchronous=FULL", "secure_delete=ON", "foreign_keys=ON"):
                     connection.execute(f"PRAGMA {pragma}").close()
+                self._opened = self.path.stat()
             except BaseException:
                 connection.close()
                 raise
         return connection
+
+    def check_place(self) -> None:
+        """Raise `StorageUnavailable` when the file that is open is not the one at `path` any more.
+
+        SQLite goes on writing into a file that was deleted or moved, where nobody would ever find it.
+        """
+        try:
+            there = self._opened is None or os.path.samestat(self._opened, self.path.stat())
+        except FileNotFoundError:
+            there = False
+        except OSError:  # it cannot be told just now, and SQLite will say what is wrong
+            return
+        if not there:
+            raise StorageUnavailable(
+                f"The database {self.path} was deleted, moved or replaced while it was open: put it back, or stop "
+                "every Loopwright that uses it and start again."
+            )
 
     @contextmanager
     def _readable(self) -> Iterator[None]:

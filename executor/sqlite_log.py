@@ -78,6 +78,7 @@ class SqliteLog:
             self._prepared,
             watched=lambda: self._feed.watched,
             changed=self._feed.changed,
+            check=self._database.check_place,
             locked_seconds=self._locked_seconds,
         )
         await writer.open()

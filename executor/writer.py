@@ -77,7 +77,8 @@ class _Fate:
 class Writer:
     """A thread with a connection of its own.
 
-    `connect` is called in the thread. `watched()` says whether anybody waits for other processes' commits;
+    `connect` is called in the thread, `check` there too, before each transaction: it raises `StorageUnavailable`
+    when nothing may be written now. `watched()` says whether anybody waits for other processes' commits;
     `changed(execution_ids)` (None: any) tells of them, on the event loop. `locked_seconds`: see above.
     """
 
@@ -87,9 +88,11 @@ class Writer:
         *,
         watched: Callable[[], bool],
         changed: Callable[[Sequence[str] | None], None],
+        check: Callable[[], None] = lambda: None,
         locked_seconds: float = LOCKED_SECONDS,
     ) -> None:
         self._connect = connect
+        self._check = check
         self._watched = watched
         self._changed = changed
         self._locked_seconds = locked_seconds
@@ -187,9 +190,11 @@ class Writer:
     def _commit(self, jobs: Sequence[_Job[Any]]) -> None:
         """Commit the jobs as one transaction; if the storage fails one of them, each for itself."""
         try:
+            self._check()
             self._begin()
-        except sqlite3.Error as error:
-            self._tell(_tell_all, [_Fate(job, error=unavailable(error)) for job in jobs])
+        except (sqlite3.Error, StorageUnavailable) as error:
+            refusal = unavailable(error) if isinstance(error, sqlite3.Error) else error
+            self._tell(_tell_all, [_Fate(job, error=refusal) for job in jobs])
             return
         if self._watched():
             self._look()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import sqlite3
 import stat
 import sys
@@ -436,6 +437,23 @@ async def test_a_full_disk_refuses_what_does_not_fit_and_heals_when_there_is_roo
     await in_writer(log, lambda connection: connection.execute("PRAGMA max_page_count=1000000").fetchone())
     await log.append("b", [large], snapshot=execution("b", 1), epoch=1)
     assert await log.read("b") == [large]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="an open file cannot be moved there")
+async def test_a_database_that_is_moved_or_replaced_while_open_takes_no_more_until_it_is_back(
+    log: SqliteLog, path: Path
+) -> None:
+    await log.create(new("a"))
+    elsewhere = path.with_name("elsewhere.db")
+    await asyncio.to_thread(path.rename, elsewhere)
+    with pytest.raises(StorageUnavailable, match=r"log\.db was deleted, moved or replaced .* put it back"):
+        await append(log, "a", 1)
+    await asyncio.to_thread(shutil.copy, elsewhere, path)  # what somebody put there is another file
+    results = await asyncio.gather(append(log, "a", 1), log.create(new("b")), return_exceptions=True)
+    assert [type(result) for result in results] == [StorageUnavailable, StorageUnavailable]
+    await asyncio.to_thread(elsewhere.replace, path)
+    await append(log, "a", 1)
+    assert query(path, "SELECT execution_id, last_seq FROM executions") == [("a", 1)]
 
 
 async def test_a_caller_that_is_cancelled_while_its_append_waits_breaks_nothing(
