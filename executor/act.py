@@ -11,6 +11,7 @@ import json
 import logging
 import time
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -20,6 +21,7 @@ from pydantic_core import PydanticSerializationError, from_json, to_json
 from executor.json_schema import Checker
 from executor.media import sorted_out
 from executor.outcomes import Call, Json, Observed
+from executor.patience import patience
 from executor.strict_json import NotAllowed, holds_iterator, parse_json, too_deep
 from executor.text import clean, clean_json, cut
 from executor.tools import MAX_OBSERVATION_BYTES, MAX_RESULT_BYTES, Tool, ToolContext, ToolFailure, ToolOutput
@@ -43,7 +45,7 @@ async def act(
     offered: Collection[str] = (),
     grace: float = STOP_GRACE,
 ) -> Observed:
-    """What came of one call: run to its end, to its time limit (seconds) or until `stop` is done.
+    """What came of one call: run to its end, to its time limit (seconds, see patience.py) or until `stop` is done.
 
     `offered`: names that the run was offered, also of tools that are not here now. A tool that ignores its cancellation for `grace` seconds is abandoned, and its late result dropped.
     """
@@ -57,10 +59,16 @@ async def act(
         return failed(_away(call.name) if call.name in offered else _unknown(call.name, tools))
     if fault := arguments_fault(call, tool.parameters_schema):
         return failed(fault)
-    limit = time_limit if tool.timeout is None else tool.timeout
-    task = asyncio.create_task(_call(tool, call.arguments, context), name=f"tool {context.key}")
+    limit = patience(tool, time_limit)
+
+    def progress(text: str) -> None:
+        limit.heard()
+        context.progress(text)
+
+    heard = replace(context, progress=progress)
+    task = asyncio.create_task(_call(tool, call.arguments, heard), name=f"tool {context.key}")
     try:
-        await asyncio.wait({task, stop}, timeout=limit, return_when=asyncio.FIRST_COMPLETED)
+        await limit.outlast(task, stop)
         ours = not task.done()  # it is we who end it
         abandoned = not await _end(task, grace)
     except asyncio.CancelledError:
@@ -72,7 +80,7 @@ async def act(
         left = " (it ignores the cancellation and was abandoned)" if abandoned else ""
         if stop.done():
             return failed(f"stopped{left}: the run is ending", counts=False)
-        return failed(f"timed out after {limit:g} s{left}. Ask for less at a time, or do without it")
+        return failed(f"timed out after {limit.spent()}{left}. Ask for less at a time, or do without it")
     if task.cancelled():
         return failed("the tool cancelled itself. Try again or do without it")
     seconds = time.perf_counter() - started

@@ -35,6 +35,7 @@ from executor.model_names import SCRIPTED, carries_address, leads_upwards
 from executor.outcomes import CancelAsked, Decided, Recorded
 from executor.retention import Retention
 from executor.schema import Decision, Execution, ExecutionHistory, TaskRequest
+from executor.signs import Signs
 from executor.tools import Toolbox
 
 MAX_DEPTH = 3
@@ -91,7 +92,7 @@ class Executions:
     Raises only `LoopwrightError`s: `NotFound` for an unknown id and for another owner's alike.
     `closing` is set when the process begins to stop: nothing new is taken, and a door must not read a
     cancelled handler as its caller's wish. What runs may still come to its end, in front of its readers, until
-    `closed` is set: then whoever still reads is told and sent away.
+    `closed` is set: then whoever still reads is told and sent away. `signs`: what running tools say of themselves.
     """
 
     def __init__(
@@ -101,6 +102,7 @@ class Executions:
         *,
         toolbox: Callable[[], Toolbox],
         policy: Policy | None = None,
+        signs: Signs | None = None,
         partial_answer: bool = True,
         retention: Retention | None = None,
         clock: Clock = time.time,
@@ -108,6 +110,7 @@ class Executions:
     ) -> None:
         self.closing = asyncio.Event()
         self.closed = asyncio.Event()
+        self.signs = signs or Signs()
         self._log = log
         self._engine = engine
         self._toolbox = toolbox

@@ -13,7 +13,9 @@ from typing import Any, Protocol
 MAX_OBSERVATION_BYTES = 64 * 1024
 MAX_RESULT_BYTES = 1024 * 1024
 TOOL_TIMEOUT = 60.0
-"""Seconds that one call may take, unless its tool says otherwise."""
+"""Seconds that one call may take without a word of its progress, unless its tool says otherwise."""
+TOTAL_TIMES = 10
+"""How many times its limit a call may take in all while it tells of its progress, unless its tool says otherwise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +24,7 @@ class ToolContext:
 
     `key` (`<execution_id>:<call_id>`) is the same when a retry-safe call is repeated after a crash.
     `depth`: how many agents stand above this run; a tool that starts another agent hands on one more.
-    `progress(text)` tells live readers what a slow tool is doing; it is never stored.
+    `progress(text)` tells live readers what a slow tool is doing and keeps its call alive; it is never stored.
     """
 
     key: str
@@ -41,7 +43,8 @@ class Tool:
     `parameters_schema` is the JSON Schema of an object. `call(arguments, context)` gives any value; what is
     not JSON is turned into JSON; raise to report a failure (`ToolFailure` for one whose text is meant for
     the model). Marks: `read_only`/`idempotent` calls may run again after a crash; `needs_approval` stops
-    the run for a decision; a `sequential` call runs alone, in order. `timeout`: seconds, else the default.
+    the run for a decision; a `sequential` call runs alone, in order. `timeout`: seconds that a call may take,
+    counted anew whenever it tells of its progress; `total_timeout`: seconds in all; else the defaults.
     """
 
     name: str
@@ -53,6 +56,7 @@ class Tool:
     needs_approval: bool = False
     sequential: bool = False
     timeout: float | None = None
+    total_timeout: float | None = None
 
     @property
     def retry_safe(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any, Protocol
@@ -15,6 +15,7 @@ from executor.errors import DamagedLog, NewerFormat, NotFound
 from executor.journal import Clock, Journal, fold
 from executor.log import EventLog, Row
 from executor.outcomes import Call, Observed, Thought, ThoughtFailed
+from executor.signs import Signs
 from executor.think import Ask, Chapter, ModelFailure, Thinker
 from executor.tools import Tool, Toolbox, ToolContext
 
@@ -47,12 +48,13 @@ class Mind(Protocol):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Habits:
     """How calls and retries are made. `tool_timeout`: seconds; `jitter` gives numbers from 0 to 1;
-    `transient`: where live pieces go, None when nobody wants them."""
+    `transient`: where live pieces go, None when nobody wants them; `signs`: what tools say while they run."""
 
     clock: Clock
     jitter: Callable[[], float]
     tool_timeout: float
     transient: Transient | None
+    signs: Signs = field(default_factory=Signs)
 
 
 class Worker:
@@ -128,20 +130,25 @@ class Worker:
             session_id=row.execution.session_id,
             owner=row.owner,
             depth=row.depth,
-            progress=lambda text: self._tell({"type": "progress", "call_id": call.id, "text": text}),
+            progress=lambda text: self._told(execution_id, call, text),
         )
-        return await act(
-            call,
-            self._tools(),
-            context,
-            time_limit=self._habits.tool_timeout,
-            stop=stop,
-            offered=self._journal.state.tools or (),
-        )
+        try:
+            return await act(
+                call,
+                self._tools(),
+                context,
+                time_limit=self._habits.tool_timeout,
+                stop=stop,
+                offered=self._journal.state.tools or (),
+            )
+        finally:
+            self._habits.signs.over(execution_id, call.id)
 
-    def _tell(self, piece: dict[str, Any]) -> None:
+    def _told(self, execution_id: str, call: Call, text: str) -> None:
+        """The tool tells of its progress."""
+        self._habits.signs.said(execution_id, call.id, text)
         if (tell := self._transient()) is not None:
-            tell(piece)
+            tell({"type": "progress", "call_id": call.id, "text": text})
 
     def _transient(self) -> Callable[[dict[str, Any]], None] | None:
         transient = self._habits.transient

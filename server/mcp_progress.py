@@ -10,7 +10,8 @@ import asyncio
 import json
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from types import MappingProxyType
 from typing import Any, Final
 
 from executor.schema import AgenticStepEvent, Execution, StepType
@@ -23,6 +24,7 @@ MAX_WAITING: Final = 50
 """Lines that wait to be sent; older ones give way."""
 
 _MAX_ARGUMENT: Final = 60
+_SILENCE: Final[Mapping[str, str]] = MappingProxyType({})
 
 Send = Callable[[float, str], Awaitable[None]]
 """Sends one progress notification: its number and its line."""
@@ -48,10 +50,14 @@ class Story:
             return line(f"Ended ({event.stop_reason}): {event.content}")
         return line(f"{self._turn()}: {self._happened(event)}")
 
-    def waiting(self, seconds: float) -> str:
-        """The line of a heartbeat."""
-        what = ", ".join(self._running.values()) or "the model"
-        return line(f"{self._turn()}: waiting for {what}, nothing new for {seconds:.0f} s")
+    def waiting(self, seconds: float, signs: Mapping[str, str] = _SILENCE) -> str:
+        """The line of a heartbeat. `signs`: what running tools say of themselves, by the id of their call."""
+        calls = [
+            f"{name} ({signs[call_id]})" if call_id in signs else name
+            for call_id, name in self._running.items()
+        ]
+        silence = f"for {seconds:.0f} s" if signs else f"nothing new for {seconds:.0f} s"
+        return line(f"{self._turn()}: waiting for {', '.join(calls) or 'the model'}, {silence}")
 
     def _turn(self) -> str:
         most = self._execution.request.max_iterations
@@ -120,11 +126,13 @@ class Progress:
         send: Send,
         *,
         heartbeat: float = HEARTBEAT,
+        signs: Callable[[], Mapping[str, str]] = lambda: _SILENCE,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._story = Story(execution)
         self._send = send
         self._heartbeat = heartbeat
+        self._signs = signs
         self._clock = clock
         self._pace = Pace()
         self._waiting: deque[tuple[float, str]] = deque(
@@ -173,4 +181,6 @@ class Progress:
         self._beats += 1
         silent = self._clock() - self._heard_at
         self._pace.sent(self._clock())
-        await self._send(self._seq + self._beats / (self._beats + 1), self._story.waiting(silent))
+        await self._send(
+            self._seq + self._beats / (self._beats + 1), self._story.waiting(silent, self._signs())
+        )

@@ -141,7 +141,12 @@ class Tools:
     async def _watch(self, execution: Execution, caller: Caller, *, seconds: float) -> None:
         """Return when the run has ended or has a question, when the caller is gone, when the server closes, or
         when the time is up: whichever comes first."""
-        progress = Progress(execution, caller.send, heartbeat=self.heartbeat)
+        progress = Progress(
+            execution,
+            caller.send,
+            heartbeat=self.heartbeat,
+            signs=lambda: self.executions.signs.of(execution.execution_id),
+        )
         gone = caller.call.gone
         await first_of(
             self._follow(execution, caller.owner, progress),

@@ -26,6 +26,7 @@ from executor.executions import Executions
 from executor.frames import RETRY_FRAME, sse_frame
 from executor.log import Entry
 
+from .mcp_progress import line
 from .presence import Closing, Cut, gone, present
 
 log = logging.getLogger("loopwright.http")
@@ -172,9 +173,11 @@ class EventStream:
             self._spoke = asyncio.get_running_loop().time()
 
     def _sign_of_life(self) -> bytes:
-        """What breaks a silence; one that has a reason gets a transient frame that names it."""
+        """What breaks a silence: what the running tools say, or a transient frame that names another reason."""
         if self._executions.pauses(self._place.execution_id):
             return self._frame(StorageUnavailable.code, PAUSES)
+        if signs := self._executions.signs.of(self._place.execution_id):
+            return b": %s\n\n" % line("; ".join(signs.values())).encode()
         return PING
 
     def _notice(self, error: LoopwrightError) -> bytes:

@@ -54,6 +54,7 @@ REQUIREMENTS: Final[dict[str, tuple[str, str]]] = {
     "fail:unknown-tool": ("An unknown tool is an observation, also beside known ones", "2 §1.6"),
     "fail:raising-tool": ("No tool exception leaves the generator", "2 §1.6"),
     "fail:tool-timeout": ("A tool that takes too long is stopped and reported", "2 §1.6"),
+    "fail:tool-silence": ("Progress keeps a call alive, up to its limit in all; readers hear of it", "5 §1"),
     "fail:empty-answer": ("An empty answer is fed back, not taken for an answer", "2 §1.6"),
     "fail:text-with-calls": ("Text together with tool calls is reasoning, not the end", "2 §1.6"),
     "fail:call-ids": ("Duplicate and missing call ids are replaced before anything is stored", "2 §1.6"),

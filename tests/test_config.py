@@ -102,6 +102,7 @@ def test_our_own_keys_are_read(tmp_path: Path) -> None:
         "idempotent": ["i*"],
         "trusted": True,
         "timeout": 5,
+        "total_timeout": 50,
     }
     (server,) = read(tmp_path, {"a": {"command": "a", "timeout": 9, "loopwright": ours}}).servers
     assert server.rules == Rules(
@@ -112,6 +113,7 @@ def test_our_own_keys_are_read(tmp_path: Path) -> None:
         idempotent=("i*",),
         trusted=True,
         timeout=5,
+        total_timeout=50,
     )
     assert [server.rules.allows(name) for name in ("read_one", "read_all", "write")] == [True, False, False]
 
@@ -139,7 +141,7 @@ def test_an_entry_of_its_own_time_limit_and_keys_of_other_hosts_are_fine(tmp_pat
         ),
         (
             {"command": "a", "loopwright": {"x": []}},
-            "loopwright.x: is not a key of ours: there are allow, deny, approve, read_only, idempotent, trusted, timeout",
+            "loopwright.x: is not a key of ours: there are allow, deny, approve, read_only, idempotent, trusted, timeout, total_timeout",
         ),
         ({"command": "a", "loopwright": {"deny": "x"}}, "loopwright.deny: Input should be a valid list"),
         ({"command": "${input:key}"}, "command: ${input:key} is none of ${VAR}, ${VAR:-default}, ${env:VAR}"),

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from executor.log import EventLog
 from executor.memory_log import InMemoryLog
 from executor.sqlite_log import SqliteLog
+from executor.tools import ToolContext
 from tests.http_client import (
     EXECUTE,
     EXECUTIONS,
@@ -112,6 +113,23 @@ async def test_a_comment_comes_at_once_and_in_every_silence_and_is_no_event(tmp_
             gate.open.set()
             frames = await stream.rest()
         assert stream.source.comments[:2] == ["the events of one execution", "still here"]
+        assert [frame.id for frame in frames] == stream.source.ids == ["1", "2", "3", "4"]
+
+
+async def test_a_comment_in_a_silence_says_what_the_running_tool_says(tmp_path: Path) -> None:
+    gate = asyncio.Event()
+
+    async def slow(context: ToolContext, **_: Any) -> str:
+        context.progress("2 of 4\r\n\r\nid: 9")
+        await gate.wait()
+        return "seen"
+
+    async with asyncio.timeout(10), door(tmp_path, TWO_TURNS, {"look": slow}, ping=0.02) as d:
+        async with d.stream("POST", EXECUTE, json={"prompt": "go"}) as stream:
+            while "2 of 4 id: 9" not in (told := stream.source.comments):
+                await stream.comments(len(told) + 1)
+            gate.set()
+            frames = await stream.rest()
         assert [frame.id for frame in frames] == stream.source.ids == ["1", "2", "3", "4"]
 
 

@@ -78,6 +78,8 @@ class Rules:
     timeout: float | None = None
 
     def allows(self, tool: str) -> bool:
+    """Seconds that a call may take without telling of its progress; and, below, in all."""
+    total_timeout: float | None = None
         return matches(tool, self.allow) and not matches(tool, self.deny)
 
 
@@ -175,6 +177,8 @@ class _Rules(BaseModel):
     timeout: float | None = Field(default=None, gt=0)
 
 
+    total_timeout: float | None = Field(default=None, gt=0)
+    oauth: OurOAuth | None = None
 class _Entry(BaseModel):
     """One server as the file has it. Keys that only other hosts know are none of our business."""
 
@@ -246,6 +250,7 @@ def _server(name: str, entry: _Entry, folder: Path, variables: Mapping[str, str]
     used = _Used(variables)
     transport = _transport(entry, folder, used)
     return Server(name=name, transport=transport, rules=rules, variables=used.seen)
+        total_timeout=ours.total_timeout,
 
 
 def _transport(entry: _Entry, folder: Path, variables: Mapping[str, str]) -> Transport:

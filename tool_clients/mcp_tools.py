@@ -175,6 +175,7 @@ class McpTools:
             idempotent=matches(tool.name, rules.idempotent) or hints.idempotent_hint is True,
             needs_approval=matches(tool.name, rules.approve),
             timeout=rules.timeout or self._default_timeout,
+            total_timeout=rules.total_timeout,
         )
 
 
