@@ -53,8 +53,9 @@ class Engine(Protocol):
         """Drive this execution, which this process has just been given."""
         ...
 
-    async def wake(self, execution_id: str) -> None:
-        """Drive this execution if nobody does and there is something to do."""
+    async def wake(self, execution_id: str, *, ending: bool = False) -> None:
+        """Drive this execution if nobody does and there is something to do. `ending`: nothing but its end, for which
+        neither tools nor keys are needed; so it may be of any profile."""
         ...
 
     async def idle(self, execution_id: str) -> None:
@@ -185,10 +186,11 @@ class LocalEngine:
         if not task.cancelled() and (error := task.exception()):
             log.error("the supervision of %s failed", execution_id, exc_info=error)
 
-    async def wake(self, execution_id: str) -> None:
+    async def wake(self, execution_id: str, *, ending: bool = False) -> None:
         if execution_id in self._drives:
             return  # it looks at the log by itself, and once more when it has let go
-        for lease in await self._store.claim(self.driver, profile=self.profile, execution_id=execution_id):
+        profile = None if ending else self.profile
+        for lease in await self._store.claim(self.driver, profile=profile, execution_id=execution_id):
             self.start(lease)
 
     async def idle(self, execution_id: str) -> None:

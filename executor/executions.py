@@ -356,13 +356,11 @@ class Executions:
                     owner=owner,
                 )
             events = state.record(outcome, now=self._clock(), follow=False)
-            if not events:
-                if isinstance(outcome, Decided):
-                    raise AlreadyDecided
-                return state.execution()
-            snapshot = state.execution()
+            if not events and isinstance(outcome, Decided):
+                raise AlreadyDecided
+            snapshot, ending = state.execution(), isinstance(outcome, CancelAsked)
             # A caller that leaves now must not leave a run asleep that has just been told something.
-            telling = asyncio.create_task(self._tell(execution_id, events, snapshot, owner))
+            telling = asyncio.create_task(self._tell(execution_id, events, snapshot, owner, ending))
             self._telling.add(telling)
             telling.add_done_callback(self._forget)
             try:
@@ -372,11 +370,12 @@ class Executions:
             return snapshot
 
     async def _tell(
-        self, execution_id: str, events: Sequence[Recorded], snapshot: Execution, owner: str
+        self, execution_id: str, events: Sequence[Recorded], snapshot: Execution, owner: str, ending: bool
     ) -> None:
-        entries = [to_entry(event) for event in events]
-        await self._log.append(execution_id, entries, snapshot=snapshot, owner=owner)
-        await self._engine.wake(execution_id)
+        if entries := [to_entry(event) for event in events]:
+            await self._log.append(execution_id, entries, snapshot=snapshot, owner=owner)
+        # also when nothing is new: whoever was to end the run may have died, or be of a profile that is no more
+        await self._engine.wake(execution_id, ending=ending)
 
     def _forget(self, telling: asyncio.Task[None]) -> None:
         self._telling.discard(telling)

@@ -175,13 +175,13 @@ class EventLog(Protocol):
         self,
         driver: str,
         *,
-        profile: str,
+        profile: str | None,
         execution_id: str | None = None,
         asked_before: float | None = None,
         limit: int = 100,
     ) -> Sequence[Lease]:
-        """Take over executions that are `working`, of this profile and a known format, and driven by nobody
-        alive: no driver, a dead process, or one whose heartbeat stopped. Never what `driver` holds itself.
+        """Take over executions that are `working`, of this profile (None: of any) and a known format, and driven by
+        nobody alive: no driver, a dead process, or one whose heartbeat stopped. Never what `driver` holds itself.
         With `execution_id`: only that one. With `asked_before` (Unix seconds) also those that are
         `input_required` whose questions are not younger than that."""
         ...

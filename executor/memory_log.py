@@ -188,7 +188,7 @@ class InMemoryLog:
         self,
         driver: str,
         *,
-        profile: str,
+        profile: str | None,
         execution_id: str | None = None,
         asked_before: float | None = None,
         limit: int = 100,
@@ -200,7 +200,7 @@ class InMemoryLog:
             stored
             for stored in self._stored.values()
             if (stored.execution.status == "working" or _overdue(stored.execution, asked_before))
-            and stored.new.profile == profile
+            and profile in (None, stored.new.profile)
             and stored.driver not in alive
             and execution_id in (None, stored.execution.execution_id)
         ]

@@ -247,7 +247,7 @@ class SqliteLog:
         self,
         driver: str,
         *,
-        profile: str,
+        profile: str | None,
         execution_id: str | None = None,
         asked_before: float | None = None,
         limit: int = 100,

@@ -331,17 +331,19 @@ def claim(
     connection: sqlite3.Connection,
     driver: str,
     living: Collection[str],
-    profile: str,
+    profile: str | None,
     execution_id: str | None,
     asked_before: float | None,
     limit: int,
 ) -> Sequence[Lease]:
     """Hand to `driver` what none of the `living` drives, oldest first."""
     free: list[tuple[int, str, int, int]] = []
+    named = " AND profile = :profile" if profile is not None else ""  # only so is an index of use
+    named += " AND execution_id = :id" if execution_id is not None else ""
     for condition in (_WORKING,) if asked_before is None else (_WORKING, _OVERDUE):
         free += connection.execute(
-            f"SELECT pos, execution_id, epoch + 1, tries + 1 FROM executions WHERE {condition}"
-            " AND profile = :profile AND format <= :format AND (:id IS NULL OR execution_id = :id)"
+            f"SELECT pos, execution_id, epoch + 1, tries + 1 FROM executions WHERE {condition}{named}"
+            " AND format <= :format"
             " AND (driver IS NULL OR driver NOT IN (SELECT value FROM json_each(:living)))"
             " ORDER BY pos LIMIT :limit",
             {

@@ -12,10 +12,12 @@ from executor import AgenticLoopExecutor, TaskRequest
 from executor.engine import MAX_TRIES, LocalEngine
 from executor.errors import Overloaded, StorageUnavailable
 from executor.executions import new_execution_id
+from executor.frames import from_entry
 from executor.log import Entry, EventLog, Lease, NewExecution
 from executor.memory_log import InMemoryLog
 from executor.schema import Execution
 from executor.sqlite_log import SqliteLog
+from tests.runs import lines
 from tests.scripted_mind import Script
 
 
@@ -173,6 +175,30 @@ async def test_what_is_unfinished_at_the_end_goes_on_at_the_next_start(tmp_path:
     ]
     assert b"outcome unknown" in events[3].data
     assert (execution.status, execution.last_seq) == ("completed", 5)
+
+
+async def test_a_cancelled_run_of_a_profile_that_is_no_more_ends_all_the_same(tmp_path: Path) -> None:
+    """An `mcp.json` that was moved makes another profile; its runs would else keep their sessions busy for ever."""
+    path = tmp_path / "log.db"
+    moved = SqliteLog(path)
+    await moved.open()
+    await moved.heartbeat("dying")
+    execution_id = await create(moved, "dying", profile="moved")
+    async with asyncio.timeout(20), AgenticLoopExecutor({}, [], log=SqliteLog(path), name="new") as executor:
+        executions = executor.executions
+        await executions.cancel(execution_id)
+        await executions.settled(execution_id)
+        assert (await executions.get(execution_id)).status == "working"  # its driver lives, and may end it
+        await moved.close()
+        await executions.cancel(execution_id)
+        await executions.settled(execution_id)
+        entries = [from_entry(entry).event async for entry in executions.events(execution_id)]
+        execution = await executions.get(execution_id)
+    assert lines(entries) == [
+        "error cancelled: Cancel asked for: asked by the owner",
+        "error cancelled final: Cancelled.",
+    ]
+    assert (execution.status, execution.last_seq) == ("cancelled", 2)
 
 
 async def test_a_grace_lets_what_runs_come_to_its_end() -> None:

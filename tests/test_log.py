@@ -595,6 +595,9 @@ async def test_only_working_executions_of_the_profile_are_claimed(log: EventLog)
     assert await log.claim(ME, profile=PROFILE, execution_id="other-profile") == []
     assert [lease.execution_id for lease in await log.claim(ME, profile=PROFILE, execution_id="b")] == ["b"]
     assert await log.claim(ME, profile=PROFILE) == []
+    assert await log.claim(ME, profile=None, execution_id="asked") == []
+    (lease,) = await log.claim(ME, profile=None, execution_id="other-profile")
+    assert lease == Lease(execution_id="other-profile", driver=ME, epoch=1, tries=1)
 
 
 async def test_what_waits_for_an_answer_is_claimed_only_when_it_was_asked_before_then(log: EventLog) -> None:
