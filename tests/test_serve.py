@@ -17,6 +17,7 @@ import mcp
 import pytest
 import yaml
 
+from server.serving import listening
 from tests.children import PATIENCE, Child, loopwright
 from tests.http_client import EXECUTE, EXECUTIONS, Frame, Stream, request, wire
 from tests.requirements import requirement
@@ -280,3 +281,20 @@ async def test_a_stop_hands_over_what_an_mcp_call_waits_for(place: Place) -> Non
         fetched = await assistant.call_tool("get_execution", {"execution_id": answer["execution_id"]})
     assert fetched.structured_content is not None
     assert fetched.structured_content["answer"] == "done after all"
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+async def test_each_part_of_an_answer_leaves_at_once(host: str) -> None:
+    """Without TCP_NODELAY the body waits for the acknowledgement of the head: 40 ms with every answer."""
+    at_once: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+    def connected(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connection = writer.get_extra_info("socket")
+        at_once.set_result(connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+        writer.close()
+
+    with listening(host, 0) as listener:
+        async with asyncio.timeout(20), await asyncio.start_server(connected, sock=listener):
+            _, writer = await asyncio.open_connection(*listener.getsockname()[:2])
+            assert await at_once != 0
+            writer.close()
