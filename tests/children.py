@@ -72,14 +72,20 @@ def loopwright(
     return python(*ENTRY, *arguments, cwd=cwd, env=env, stdin=stdin)
 
 
-@asynccontextmanager
-async def python(
+def python(
     *arguments: str, cwd: Path, env: Mapping[str, str] | None = None, stdin: bool = False
-) -> AsyncIterator[Child]:
+) -> AbstractAsyncContextManager[Child]:
     """`python <arguments>` as a child process, killed at the end if it still runs."""
+    return program(sys.executable, *arguments, cwd=cwd, env=env, stdin=stdin)
+
+
+@asynccontextmanager
+async def program(
+    *command: str, cwd: Path, env: Mapping[str, str] | None = None, stdin: bool = False
+) -> AsyncIterator[Child]:
+    """Any command as a child process, killed at the end if it still runs."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        *arguments,
+        *command,
         cwd=cwd,
         env={**os.environ, **(env or {})},
         stdin=PIPE if stdin else DEVNULL,

@@ -112,6 +112,8 @@ REQUIREMENTS: Final[dict[str, tuple[str, str]]] = {
     "downstream:config": ("`mcp.json` as assistants have it is read, our own entry skipped", "2 §3.5"),
     "downstream:patterns": ("allow, deny, read_only and idempotent act on a server's own names", "2 §3.5"),
     "downstream:failure": ("A server that is down costs its own tools only", "DESIGN §6"),
+    "downstream:sessions": ("A server that forgot its sessions gets one new handshake, no call is made twice", "5 §1"),
+    "downstream:peers": ("Runs with servers of other makers end well, killed in the middle or not", "5 §12"),
     "owner:foreign": ("Another owner's execution, session and key are unknown at every door", "3 §2"),
     "doors:decisions": ("Clients may approve and reject; only time makes a question expire", "3 §6"),
     "mcp:inspector": ("The MCP Inspector lists our tools strictly and runs a task, in both eras", "3 §10"),

@@ -18,12 +18,13 @@ import pytest
 
 from tests.children import ENTRY, PATIENCE, loopwright
 from tests.mcp_case import NOTHING
+from tests.npm import node, script
 from tests.requirements import requirement
-from tests.test_node_client import NODE, TOOLS, node
+from tests.test_node_client import TOOLS
 
 pytestmark = pytest.mark.node
 
-INSPECTOR = NODE / "node_modules" / "@modelcontextprotocol" / "inspector" / "package.json"
+INSPECTOR = ("@modelcontextprotocol/inspector", "mcp-inspector")
 LIST = ("--method", "tools/list", "--strict")
 CALL = ("--method", "tools/call", "--tool-name", "execute_task", "--tool-args-json", '{"prompt":"hi"}')
 
@@ -37,18 +38,10 @@ class Verdict:
     remarks: str
 
 
-def program() -> str:
-    """The Inspector's command line, as its package names it."""
-    if not INSPECTOR.is_file():
-        pytest.fail("no MCP Inspector: run `npm install` in tests/node (.ci/run does)", pytrace=False)
-    named = json.loads(INSPECTOR.read_text(encoding="utf-8"))["bin"]["mcp-inspector"]
-    return str(INSPECTOR.parent / named)
-
-
 async def inspect(cwd: Path, before: Sequence[str], *what: str, after: Sequence[str] = ()) -> Verdict:
     """One look of the Inspector at a server: `before` and `after` say at which."""
     process = await asyncio.create_subprocess_exec(
-        *(node(), program(), "--cli", "--format", "json", "-q", *before, *what, *after),
+        *(node(), script(*INSPECTOR), "--cli", "--format", "json", "-q", *before, *what, *after),
         cwd=cwd,
         stdout=PIPE,
         stderr=PIPE,

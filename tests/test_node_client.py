@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,24 +13,14 @@ from typing import Any
 import pytest
 
 from tests.mcp_case import HOLD, NOTHING, case
+from tests.npm import NODE, node
 from tests.requirements import requirement
 from tests.test_mcp_http import served
 from tests.test_mcp_stdio import command, script
 
 pytestmark = pytest.mark.node
 
-NODE = Path(__file__).parent / "node"
 TOOLS = ["execute_task", "get_execution", "cancel_execution", "answer_approval"]
-
-
-def node() -> str:
-    """The Node program: NODE, or the one on PATH."""
-    found = os.environ.get("NODE") or shutil.which("node")
-    if found is None:
-        pytest.fail("no Node: put it on PATH or name it in NODE (>= 22; .ci/run brings one)", pytrace=False)
-    if not (NODE / "node_modules").is_dir():
-        pytest.fail("no npm packages: run `npm install` in tests/node (.ci/run does)", pytrace=False)
-    return found
 
 
 @asynccontextmanager

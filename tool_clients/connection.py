@@ -25,7 +25,7 @@ from .hiding import Secrets
 from .last_words import last_words
 from .listing import Listing, list_tools
 from .secrets import secrets_of
-from .wire import Wire
+from .wire import SESSION_ENDED, Wire
 
 logger = logging.getLogger("loopwright.tools")
 
@@ -290,7 +290,6 @@ class Connection:
 
         for resend in (True, False):
             client = await self._connected()
-            wire = self._wire
             try:
                 with self._busy():
                     return await client.call_tool(
@@ -300,7 +299,7 @@ class Connection:
                         meta=cast("mcp_types.RequestParamsMeta", meta),
                     )
             except MCPError as error:
-                if resend and wire is not None and wire.session_gone and _is_about_a_session(error):
+                if resend and error.code == SESSION_ENDED:
                     self._renew(client)  # refused before it ran: this one can be sent again
                     continue
                 raise self._failure(error) from error
@@ -348,12 +347,6 @@ class Connection:
         if isinstance(error, MCPError) and error.code != CONNECTION_CLOSED:  # see `Wire.clean`
             return ToolFailure(error.message or "The server refused the call and did not say why.")
         return self._unavailable("the connection was lost during the call, which may have had its effect")
-
-
-def _is_about_a_session(error: MCPError) -> bool:
-    # Neither the status nor a code of its own comes through the SDK: "Session terminated" are its own words,
-    # "Session not found" those of most servers.
-    return "session" in error.message.lower()
 
 
 def _explain(error: BaseException, server: Server) -> str:

@@ -18,14 +18,14 @@ def watch_body(response: httpx2.Response) -> None:
     if "content-encoding" in response.headers or not isinstance(response.stream, httpx2.AsyncByteStream):
         return
     if kind.startswith("text/event-stream"):
-        response.stream = _Events(response.stream, _asked(response.request))
+        response.stream = _Events(response.stream, asked_by(response.request))
     else:
         response.headers.pop("content-length", None)  # a mended body has another length
         checked = response.status_code < 400 and kind.startswith("application/json")
-        response.stream = _Whole(response.stream, _asked(response.request), checked=checked)
+        response.stream = _Whole(response.stream, asked_by(response.request), checked=checked)
 
 
-def _asked(request: httpx2.Request) -> RequestId | None:
+def asked_by(request: httpx2.Request) -> RequestId | None:
     """The id of the JSON-RPC request that is answered."""
     try:
         message: Any = json.loads(request.content)
@@ -33,6 +33,18 @@ def _asked(request: httpx2.Request) -> RequestId | None:
         return None
     request_id = message.get("id") if isinstance(message, dict) else None
     return request_id if isinstance(request_id, int | str) else None
+
+
+def _with_an_id(body: bytes) -> bytes:
+    """A refusal that lacks its id, as servers send them that refused before they read the request: the SDK would
+    throw it away, and its reason with it."""
+    try:
+        refusal: Any = json.loads(body)
+    except (ValueError, RecursionError):
+        return body
+    if not isinstance(refusal, dict) or "error" not in refusal or "id" in refusal:
+        return body
+    return json.dumps({**refusal, "id": None}).encode()
 
 
 def _line(message: JSONRPCError) -> bytes:
@@ -72,7 +84,7 @@ class _Whole(_Body):
                 parse(body)
             except Unreadable as error:
                 return self._instead(unreadable(error))
-        return body
+        return body if self._checked else _with_an_id(body)
 
 
 class _Events(_Body):

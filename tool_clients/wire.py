@@ -14,7 +14,14 @@ import httpx2
 from mcp.client.sse import sse_client
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.message import SessionMessage
-from mcp_types import CONNECTION_CLOSED, PARSE_ERROR, JSONRPCError, JSONRPCNotification, JSONRPCResponse
+from mcp_types import (
+    CONNECTION_CLOSED,
+    PARSE_ERROR,
+    JSONRPCError,
+    JSONRPCNotification,
+    JSONRPCResponse,
+    RequestId,
+)
 from mcp_types.methods import validate_server_result
 from mcp_types.version import LATEST_HANDSHAKE_VERSION
 from pydantic import ValidationError
@@ -22,7 +29,7 @@ from pydantic import ValidationError
 from .config import Http, Stdio, Transport
 from .guard import Guard
 from .hiding import Secrets
-from .http_bodies import watch_body
+from .http_bodies import asked_by, watch_body
 from .messages import MAX_MESSAGE_BYTES, TOO_LARGE, unreadable
 from .stdio import open_stdio
 
@@ -30,6 +37,9 @@ STDERR_TAIL = 8 * 1024
 HTTP_TIMEOUT = 30.0
 REFUSED = -32099
 """The code under which a server's own error -32000 goes on: the SDK reports a lost connection as -32000."""
+
+SESSION_ENDED = -32098
+"""The code under which the answer goes on that the server does not know the session (any more)."""
 
 _LOST_WORDS = ("SSE stream ended",)
 _JUNK_SHOWN = 200
@@ -40,9 +50,8 @@ class Wire(AbstractAsyncContextManager[_SDK_STREAMS]):
     """One connection's streams, as the SDK's `Client` wants them.
 
     `closed` becomes true, and `on_close` is called, as soon as nothing more can come from the server: the
-    SDK's client does not tell. `session_gone`: the server answered that it does not know the session (any
-    more). `notes` names what was dropped from a listing of tools. Nothing that comes out of here holds one of
-    the `secrets`. `on_junk` is told, once, of lines on stdout that are no messages.
+    SDK's client does not tell. `notes` names what was dropped from a listing of tools. Nothing that comes out
+    of here holds one of the `secrets`. `on_junk` is told, once, of lines on stdout that are no messages.
     """
 
     def __init__(
@@ -57,7 +66,7 @@ class Wire(AbstractAsyncContextManager[_SDK_STREAMS]):
         self.secrets = secrets or Secrets()
         self.tail = Tail(self.secrets)
         self.closed = False
-        self.session_gone = False
+        self._refused: set[RequestId] = set()
         self.notes: list[str] = []
         self.protocol_version = LATEST_HANDSHAKE_VERSION
         self.ends_when_too_large = isinstance(transport, Stdio)
@@ -83,6 +92,17 @@ class Wire(AbstractAsyncContextManager[_SDK_STREAMS]):
             self.closed = True
             self._on_close()
 
+    def refused(self, request_id: RequestId | None) -> None:
+        """A request in a session was refused with a status that may mean the session's end."""
+        if request_id is not None:
+            self._refused.add(request_id)
+
+    def _was_refused(self, request_id: RequestId | None) -> bool:
+        """Whether it is one of those; asked once, with the answer."""
+        was = request_id in self._refused
+        self._refused -= {request_id}
+        return was
+
     def junk(self, line: bytes) -> None:
         """Drop a line that is no message, and say so of the first."""
         self._junk += 1
@@ -104,13 +124,15 @@ class Wire(AbstractAsyncContextManager[_SDK_STREAMS]):
                 result = message.result = self.secrets.hide_in(message.result)
                 if isinstance(result.get("tools"), list) and "content" not in result:
                     result["tools"] = [tool for tool in result["tools"] if self._well_formed(tool, result)]
-            case JSONRPCError(error=error):
+            case JSONRPCError(id=request_id, error=error):
                 error.message = self.secrets.hide(error.message)
                 error.data = self.secrets.hide_in(error.data)
                 if error.code == PARSE_ERROR and error.message.startswith("Failed to parse "):
                     error.message = unreadable("it is no JSON-RPC answer")  # the SDK quotes all of it
                 elif error.code == CONNECTION_CLOSED and not error.message.startswith(_LOST_WORDS):
                     error.code = REFUSED
+                if self._was_refused(request_id) and "session" in error.message.lower():
+                    error.code = SESSION_ENDED
                 if error.message == TOO_LARGE and self.ends_when_too_large:
                     self.close()  # now, so that no other call is sent into what is about to end
             case JSONRPCNotification() as message:
@@ -240,8 +262,9 @@ async def _open_http(transport: Http, wire: Wire) -> AsyncGenerator[_SDK_STREAMS
     timeout = httpx2.Timeout(HTTP_TIMEOUT, read=None)
 
     async def look(response: httpx2.Response) -> None:
-        if response.status_code == 404 and "mcp-session-id" in response.request.headers:
-            wire.session_gone = True
+        # 404 by the specification; 400 is what many servers built on the TypeScript SDK's examples answer.
+        if response.status_code in (400, 404) and "mcp-session-id" in response.request.headers:
+            wire.refused(asked_by(response.request))
         watch_body(response)
 
     # In a thread, since a client reads the certificates of all authorities when it is made.
