@@ -117,6 +117,8 @@ def parser() -> argparse.ArgumentParser:
     tools.epilog = "Exit code: 0 every server in use is well (or there is none), 1 one failed, 2 as everywhere: a mistake."
     _add_config(tools)
 
+    _add_logins(commands)
+
     snippet = _command(commands, "mcp-config", _mcp_config, "print the snippet that adds us to an assistant")
     snippet.add_argument(
         "--client",
@@ -171,6 +173,20 @@ def _add_database(command: argparse._ActionsContainer) -> None:
     command.add_argument(
         "--database", metavar="URL", help="sqlite:////absolute/path.db (LOOPWRIGHT_DATABASE_URL)"
     )
+
+
+def _add_logins(commands: Any) -> None:
+    login = _command(commands, "login", _login, "log in at a server of the mcp.json that wants it (OAuth)")
+    login.add_argument("server", help="the name of its entry")
+    login.add_argument(
+        "--no-browser", action="store_true", help="only print the address: you open it, here or elsewhere"
+    )
+    login.add_argument(
+        "--timeout", type=float, default=300, metavar="SECONDS", help="how long to wait (default 300)"
+    )
+    _add_config(login)
+    logout = _command(commands, "logout", _logout, "forget a login, and end it at its authorization server")
+    logout.add_argument("server", help="the name of its entry, also of one that is gone")
 
 
 def _add_executions(commands: Any) -> None:
@@ -284,6 +300,24 @@ def _tools(arguments: argparse.Namespace) -> int:
     from .inspection import show_tools
 
     return asyncio.run(show_tools(settings))
+
+
+def _login(arguments: argparse.Namespace) -> int:
+    settings = settings_of(arguments, quiet="ERROR")
+    from .login import login
+
+    if not arguments.timeout > 0:
+        return _refused("--timeout cannot be used: set it to a number of seconds, above 0.", USAGE)
+    return asyncio.run(
+        login(settings, arguments.server, browser=not arguments.no_browser, patience=arguments.timeout)
+    )
+
+
+def _logout(arguments: argparse.Namespace) -> int:
+    settings = settings_of(arguments, quiet="ERROR")
+    from .login import logout
+
+    return asyncio.run(logout(settings, arguments.server))
 
 
 def _mcp_config(arguments: argparse.Namespace) -> int:

@@ -15,13 +15,14 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 from urllib.parse import urlsplit
 
 from platformdirs import user_config_path
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from . import jsonc
+from .oauth_entry import OAuth, OurOAuth, TheirOAuth, fault_of, oauth_of, only_objects
 
 CONFIG_VARIABLE = "LOOPWRIGHT_MCP_CONFIG"
 
@@ -60,6 +61,7 @@ class Http:
     url: str
     headers: Mapping[str, str] = field(default_factory=dict)
     kind: Literal["http", "sse"] = "http"
+    oauth: OAuth | None = None
 
 
 Transport: TypeAlias = Stdio | Http
@@ -76,10 +78,10 @@ class Rules:
     idempotent: tuple[str, ...] = ()
     trusted: bool = False
     timeout: float | None = None
-
-    def allows(self, tool: str) -> bool:
     """Seconds that a call may take without telling of its progress; and, below, in all."""
     total_timeout: float | None = None
+
+    def allows(self, tool: str) -> bool:
         return matches(tool, self.allow) and not matches(tool, self.deny)
 
 
@@ -175,10 +177,10 @@ class _Rules(BaseModel):
     idempotent: list[str] = []
     trusted: bool = False
     timeout: float | None = Field(default=None, gt=0)
-
-
     total_timeout: float | None = Field(default=None, gt=0)
     oauth: OurOAuth | None = None
+
+
 class _Entry(BaseModel):
     """One server as the file has it. Keys that only other hosts know are none of our business."""
 
@@ -193,6 +195,8 @@ class _Entry(BaseModel):
     type: Literal["stdio", "http", "streamable-http", "streamableHttp", "sse"] | None = None
     disabled: bool = False
     timeout: float | None = Field(default=None, gt=0)
+    oauth: Annotated[TheirOAuth | None, BeforeValidator(only_objects)] = None
+    auth: Annotated[TheirOAuth | None, BeforeValidator(only_objects)] = None
     loopwright: _Rules = _Rules()
 
 
@@ -246,11 +250,11 @@ def _server(name: str, entry: _Entry, folder: Path, variables: Mapping[str, str]
         idempotent=tuple(ours.idempotent),
         trusted=ours.trusted,
         timeout=ours.timeout or entry.timeout,
+        total_timeout=ours.total_timeout,
     )
     used = _Used(variables)
     transport = _transport(entry, folder, used)
     return Server(name=name, transport=transport, rules=rules, variables=used.seen)
-        total_timeout=ours.total_timeout,
 
 
 def _transport(entry: _Entry, folder: Path, variables: Mapping[str, str]) -> Transport:
@@ -262,6 +266,8 @@ def _transport(entry: _Entry, folder: Path, variables: Mapping[str, str]) -> Tra
         case (str() as command, None):
             if entry.type not in (None, "stdio"):
                 raise _Problem("type", f"{entry.type!r} needs a url, not a command")
+            if entry.loopwright.oauth is not None:
+                raise _Problem("loopwright.oauth", "is for a server with a url, not a command")
             return _stdio(command, entry, folder, variables)
         case (None, str() as url):
             if entry.type == "stdio":
@@ -312,7 +318,17 @@ def _http(raw: str, entry: _Entry, variables: Mapping[str, str]) -> Http:
     for key, value in headers.items():
         if re.search(r"[\r\n\0]", key + value):
             raise _Problem(f"headers.{key}", "line breaks and NUL are not allowed in a header")
-    return Http(url=url, headers=headers, kind="sse" if entry.type == "sse" else "http")
+    kind: Literal["http", "sse"] = "sse" if entry.type == "sse" else "http"
+    return Http(url=url, headers=headers, kind=kind, oauth=_oauth(entry, variables))
+
+
+def _oauth(entry: _Entry, variables: Mapping[str, str]) -> OAuth | None:
+    found = oauth_of(
+        entry.loopwright.oauth, entry.oauth or entry.auth, lambda text, field: _expand(text, field, variables)
+    )
+    if found is not None and (fault := fault_of(found)) is not None:
+        raise _Problem(f"loopwright.oauth.{fault[0]}", fault[1])
+    return found
 
 
 _PLACEHOLDER = re.compile(r"\$\{(?P<inside>[^{}]*)\}")

@@ -19,6 +19,7 @@ from pydantic import ValidationError
 
 from executor.tools import ToolFailure
 
+from .access import access_to
 from .config import Http, Server, Stdio
 from .guard import Guard
 from .hiding import Secrets
@@ -79,6 +80,9 @@ class Connection:
         self._on_listing = on_listing
         self._first_retry = first_retry
         self._guard = guard
+        self._access = access_to(
+            server, on_secrets=lambda values: self.secrets.add(*values), on_refused=self._locked_out
+        )
         self._settled = asyncio.Event()
         self._client: Client | None = None
         self._wire: Wire | None = None
@@ -130,7 +134,7 @@ class Connection:
                 continue  # the server is there and asks for a new session
             if clock() - began > STEADY:
                 delay = self._first_retry
-            await asyncio.sleep(delay)
+            await self._access.pause(delay)
             delay = min(delay * 2, LAST_RETRY)
 
     async def _attempt(self) -> str:
@@ -141,6 +145,7 @@ class Connection:
             on_junk=self._on_junk,
             secrets=self.secrets,
             guard=self._guard,
+            auth=self._access,
         )
         self._was_up = self._expired = False
         self._wake.clear()
@@ -148,7 +153,7 @@ class Connection:
             await self._connect(wire)
         except Exception as error:  # a supervisor: whatever a server does costs only its own tools
             logger.debug("server %s", self.server.name, exc_info=True)
-            reason = self.secrets.hide(_explain(error, self.server))
+            reason = self._access.refused or self.secrets.hide(_explain(error, self.server))
         else:
             reason = "the connection was closed"
         finally:
@@ -300,7 +305,8 @@ class Connection:
                     )
             except MCPError as error:
                 if resend and error.code == SESSION_ENDED:
-                    self._renew(client)  # refused before it ran: this one can be sent again
+                    self._renew(client, "the server ended the session")
+                    # refused before it ran: this one can be sent again
                     continue
                 raise self._failure(error) from error
             except ValidationError as error:
@@ -333,12 +339,17 @@ class Connection:
             raise self._unavailable(self.reason or "it is not connected")
         return self._client
 
-    def _renew(self, client: Client) -> None:
+    def _renew(self, client: Client, why: str) -> None:
         """Have the connection made anew, once for all calls that met the same end of a session."""
         if self._client is client:
             self._expired = True
-            self._lost("the server ended the session")
+            self._lost(why)
             self._wake.set()
+
+    def _locked_out(self) -> None:
+        """Connect anew when the server refuses us: that ends in the state that says what to do."""
+        if self._client is not None:
+            self._renew(self._client, self._access.refused or "it refuses us")
 
     def _unavailable(self, why: str) -> ToolFailure:
         return ToolFailure(f"Server {self.server.name} is not available: {why}")

@@ -9,6 +9,8 @@ from typing import Any
 from urllib.parse import quote, quote_plus
 
 _SHORTEST_SECRET = 6
+_LATER_KEPT = 24
+"""How many of the values that came later are known: those before them have run out long ago."""
 
 
 class Secrets:
@@ -16,8 +18,15 @@ class Secrets:
 
     def __init__(self, values: Iterable[str] = ()) -> None:
         """Values of less than six characters are left out: they are parts of too many words."""
-        forms = {form for value in values for form in _forms(value) if len(form) >= _SHORTEST_SECRET}
-        self._forms = sorted(forms, key=len, reverse=True)
+        self._values = list(values)
+        self._later: list[str] = []
+        self._forms = _longest_first(self._values)
+
+    def add(self, *values: str) -> None:
+        """Know these too from now on, such as a token that was renewed; of all added, the newest 24."""
+        if fresh := [value for value in values if value not in self._later]:
+            self._later = [*self._later, *fresh][-_LATER_KEPT:]
+            self._forms = _longest_first([*self._values, *self._later])
 
     @property
     def longest(self) -> int:
@@ -41,6 +50,11 @@ class Secrets:
                 return [self.hide_in(item) for item in value]
             case _:
                 return value
+
+
+def _longest_first(values: Iterable[str]) -> list[str]:
+    forms = {form for value in values for form in _forms(value) if len(form) >= _SHORTEST_SECRET}
+    return sorted(forms, key=len, reverse=True)
 
 
 def _forms(value: str) -> Iterable[str]:

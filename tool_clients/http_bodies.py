@@ -25,6 +25,15 @@ def watch_body(response: httpx2.Response) -> None:
         response.stream = _Whole(response.stream, asked_by(response.request), checked=checked)
 
 
+def answer_instead(response: httpx2.Response, why: str) -> None:
+    """Have the response read as an error that says why, in the place of its own body."""
+    asked = asked_by(response.request)
+    if asked is not None and isinstance(response.stream, httpx2.AsyncByteStream):
+        response.stream = _Instead(response.stream, asked, why)
+        response.headers["content-type"] = "application/json"
+        response.headers.pop("content-length", None)
+
+
 def asked_by(request: httpx2.Request) -> RequestId | None:
     """The id of the JSON-RPC request that is answered."""
     try:
@@ -60,6 +69,17 @@ class _Body(httpx2.AsyncByteStream):
 
     def _instead(self, why: str) -> bytes:
         return _line(failure(self._asked, why)) if self._asked is not None else b""
+
+
+class _Instead(_Body):
+    """A body that is not read: an error stands in its place."""
+
+    def __init__(self, inner: httpx2.AsyncByteStream, asked: RequestId, why: str) -> None:
+        super().__init__(inner, asked)
+        self._why = why
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        yield self._instead(self._why)
 
 
 class _Whole(_Body):

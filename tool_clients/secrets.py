@@ -40,8 +40,9 @@ def secrets_of(server: Server) -> Secrets:
         case Stdio(args=args, env=env):
             certain += _of_arguments(args)
             named = {**named, **{f"env {name}": value for name, value in env.items()}}
-        case Http(url=url, headers=headers):
+        case Http(url=url, headers=headers, oauth=oauth):
             certain += _of_url(url)
+            certain += filter(None, (oauth.client_secret, oauth.private_key)) if oauth else []
             for value in headers.values():
                 certain += _of_header(value)
     inside = [part for value in named.values() if "://" in value for part in _of_url(value)]

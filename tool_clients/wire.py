@@ -62,6 +62,7 @@ class Wire(AbstractAsyncContextManager[_SDK_STREAMS]):
         on_junk: Callable[[str], None] = lambda note: None,
         secrets: Secrets | None = None,
         guard: Guard | None = None,
+        auth: httpx2.Auth | None = None,
     ) -> None:
         self.secrets = secrets or Secrets()
         self.tail = Tail(self.secrets)
@@ -73,7 +74,7 @@ class Wire(AbstractAsyncContextManager[_SDK_STREAMS]):
         self._on_close = on_close
         self._on_junk = on_junk
         self._junk = 0
-        self._inner = _open(transport, self, guard or Guard())
+        self._inner = _open(transport, self, guard or Guard(), auth)
 
     async def __aenter__(self) -> _SDK_STREAMS:
         read, write = await self._inner.__aenter__()
@@ -238,12 +239,14 @@ class Tail:
             await asyncio.to_thread(self._thread.join, 0.5)
 
 
-def _open(transport: Transport, wire: Wire, guard: Guard) -> AbstractAsyncContextManager[_SDK_STREAMS]:
+def _open(
+    transport: Transport, wire: Wire, guard: Guard, auth: httpx2.Auth | None
+) -> AbstractAsyncContextManager[_SDK_STREAMS]:
     match transport:
         case Stdio():
             return _open_stdio(transport, wire, guard)
         case Http():
-            return _open_http(transport, wire)
+            return _open_http(transport, wire, auth)
 
 
 @asynccontextmanager
@@ -257,7 +260,7 @@ async def _open_stdio(transport: Stdio, wire: Wire, guard: Guard) -> AsyncGenera
 
 
 @asynccontextmanager
-async def _open_http(transport: Http, wire: Wire) -> AsyncGenerator[_SDK_STREAMS]:
+async def _open_http(transport: Http, wire: Wire, auth: httpx2.Auth | None) -> AsyncGenerator[_SDK_STREAMS]:
     # A call may be silent for as long as its own time limit allows: none on reading here.
     timeout = httpx2.Timeout(HTTP_TIMEOUT, read=None)
 
@@ -273,6 +276,7 @@ async def _open_http(transport: Http, wire: Wire) -> AsyncGenerator[_SDK_STREAMS
         headers={"Accept-Encoding": "identity", **transport.headers},
         timeout=timeout,
         event_hooks={"response": [look]},
+        auth=auth,
     )
     if transport.kind == "sse":
         async with sse_client(transport.url, httpx_client_factory=lambda *_, **__: http) as streams:

@@ -1,0 +1,121 @@
+"""What the ways to a token have in common: the SDK's flow, set off by a request that asks the server for nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from urllib.parse import urlsplit, urlunsplit
+
+import httpx2
+from mcp.client.auth import OAuthFlowError
+from mcp.shared.auth import OAuthClientInformationFull, OAuthMetadata, OAuthToken
+from mcp_types.version import LATEST_HANDSHAKE_VERSION
+from pydantic import ValidationError
+
+from .config import Http
+from .hiding import Secrets
+
+MAX_ANSWER_BYTES = 1024 * 1024
+_TIMEOUT = 30.0
+_SHOWN = 300
+_PING = {"jsonrpc": "2.0", "id": 1, "method": "ping"}
+
+
+class Unauthorized(Exception):
+    """No token could be had; the text says why, without anything secret."""
+
+
+class Memory:
+    """A token storage of the SDK's that lasts as long as one flow."""
+
+    def __init__(self, client: OAuthClientInformationFull | None = None) -> None:
+        self.tokens: OAuthToken | None = None
+        self._client = client
+
+    async def get_tokens(self) -> OAuthToken | None:
+        return None
+
+    async def set_tokens(self, tokens: OAuthToken) -> None:
+        self.tokens = tokens
+
+    async def get_client_info(self) -> OAuthClientInformationFull | None:
+        return self._client
+
+    async def set_client_info(self, client_info: OAuthClientInformationFull) -> None:
+        self._client = client_info
+
+
+async def knock(transport: Http, auth: httpx2.Auth) -> int:
+    """Send the server a request without effect, its 401 answered by `auth`; the status in the end."""
+
+    async def bound(response: httpx2.Response) -> None:
+        if isinstance(response.stream, httpx2.AsyncByteStream):
+            response.stream = _Bounded(response.stream)
+
+    # In a thread, since a client reads the certificates of all authorities when it is made.
+    http = await asyncio.to_thread(
+        httpx2.AsyncClient, timeout=_TIMEOUT, event_hooks={"response": [bound]}, auth=auth
+    )
+    headers = {
+        "Accept": "application/json, text/event-stream",
+        "Accept-Encoding": "identity",
+        "MCP-Protocol-Version": LATEST_HANDSHAKE_VERSION,
+        **transport.headers,
+    }
+    method, message = ("GET", None) if transport.kind == "sse" else ("POST", _PING)
+    async with http, http.stream(method, transport.url, headers=headers, json=message) as response:
+        return response.status_code
+
+
+class _Bounded(httpx2.AsyncByteStream):
+    """A body that may not be longer than any answer of an authorization server is."""
+
+    def __init__(self, inner: httpx2.AsyncByteStream) -> None:
+        self._inner = inner
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        length = 0
+        async for chunk in self._inner:
+            if (length := length + len(chunk)) > MAX_ANSWER_BYTES:
+                raise Unauthorized("an answer about its authorization is far too long")
+            yield chunk
+
+
+def shown_url(url: str) -> str:
+    """The address without what may be secret in it: user, query, fragment."""
+    parts = urlsplit(url)
+    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
+
+
+def auth_method(metadata: OAuthMetadata | None, *, secret: bool) -> str:
+    """How a client shows who it is at the token endpoint: as the server can, at best outside of the body."""
+    known = (metadata and metadata.token_endpoint_auth_methods_supported) or ["client_secret_basic"]
+    if not secret:
+        return "none"
+    return "client_secret_basic" if "client_secret_basic" in known else "client_secret_post"
+
+
+@contextmanager
+def troubles_named(secrets: Secrets) -> Iterator[None]:
+    """Turn what the SDK's flow raises into `Unauthorized`."""
+    try:
+        yield
+    except ValidationError:
+        raise Unauthorized("the authorization server's answer cannot be understood") from None
+    except httpx2.HTTPError as error:
+        raise Unauthorized(
+            f"{_host(error)} cannot be reached: {str(error) or type(error).__name__}"
+        ) from None
+    except (OAuthFlowError, ValueError) as error:  # ValueError: a key or an address that cannot be used
+        raise Unauthorized(secrets.hide(str(error))[:_SHOWN]) from None
+
+
+def _host(error: httpx2.HTTPError) -> str:
+    try:
+        return error.request.url.netloc.decode()
+    except RuntimeError:  # it came from no request
+        return "it"
