@@ -182,7 +182,8 @@ class EventLog(Protocol):
     ) -> Sequence[Lease]:
         """Take over executions that are `working`, of this profile (None: of any) and a known format, and driven by
         nobody alive: no driver, a dead process, or one whose heartbeat stopped. Never what `driver` holds itself.
-        With `execution_id`: only that one. With `asked_before` (Unix seconds) also those that are
+        Those claimed in vain the fewest times come first, of the others only so many at once as `at_once` says. With
+        `execution_id`: only that one. With `asked_before` (Unix seconds) also those that are
         `input_required` whose questions are not younger than that."""
         ...
 
@@ -248,6 +249,14 @@ class Watch(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+def at_once(tries: int) -> int:
+    """How many executions that were claimed `tries` times in vain one driver may hold: the more often, the fewer.
+
+    One that kills its process so is alone in the end, and does not take the tries of all the others with it.
+    """
+    return int(10 ** max(0, 5 - tries))
 
 
 def check_append(entries: Sequence[Entry], snapshot: Execution) -> None:

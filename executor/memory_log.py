@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import nsmallest
@@ -30,6 +31,7 @@ from executor.log import (
     Row,
     Survey,
     Watch,
+    at_once,
     check_append,
     cursor_at,
     position_of,
@@ -204,7 +206,14 @@ class InMemoryLog:
             and stored.driver not in alive
             and execution_id in (None, stored.execution.execution_id)
         ]
-        return [self._hand_over(stored, driver) for stored in free[:limit]]
+        free.sort(key=lambda stored: stored.tries)
+        held = Counter(stored.tries for stored in self._stored.values() if stored.driver == driver)
+        leases = []
+        for stored in free[:limit]:
+            if execution_id is not None or held[stored.tries + 1] < at_once(stored.tries):
+                leases.append(self._hand_over(stored, driver))
+                held[stored.tries] += 1
+        return leases
 
     def _hand_over(self, stored: _Stored, driver: str) -> Lease:
         stored.driver = driver

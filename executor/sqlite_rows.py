@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
@@ -17,7 +18,7 @@ from executor.errors import (
     SessionBusy,
     StillRunning,
 )
-from executor.log import LOG_FORMAT, Created, Entry, Lease, NewExecution, Row, Survey, cursor_at
+from executor.log import LOG_FORMAT, Created, Entry, Lease, NewExecution, Row, Survey, at_once, cursor_at
 from executor.schema import Execution, Status, TaskRequest
 
 UNFINISHED = "('working', 'input_required')"
@@ -336,7 +337,7 @@ def claim(
     asked_before: float | None,
     limit: int,
 ) -> Sequence[Lease]:
-    """Hand to `driver` what none of the `living` drives, oldest first."""
+    """Hand to `driver` what none of the `living` drives: what was claimed in vain the fewest times, oldest first."""
     free: list[tuple[int, str, int, int]] = []
     named = " AND profile = :profile" if profile is not None else ""  # only so is an index of use
     named += " AND execution_id = :id" if execution_id is not None else ""
@@ -345,7 +346,7 @@ def claim(
             f"SELECT pos, execution_id, epoch + 1, tries + 1 FROM executions WHERE {condition}{named}"
             " AND format <= :format"
             " AND (driver IS NULL OR driver NOT IN (SELECT value FROM json_each(:living)))"
-            " ORDER BY pos LIMIT :limit",
+            " ORDER BY tries, pos LIMIT :limit",
             {
                 "profile": profile,
                 "format": LOG_FORMAT,
@@ -355,6 +356,8 @@ def claim(
                 "limit": limit - len(free),
             },
         ).fetchall()
+    if execution_id is None:
+        free = _few_at_once(connection, driver, profile, free)
     connection.executemany(
         "UPDATE executions SET driver = ?, epoch = ?, tries = ? WHERE pos = ?",
         [(driver, epoch, tries, pos) for pos, _, epoch, tries in free],
@@ -362,6 +365,31 @@ def claim(
     return [
         Lease(execution_id=name, driver=driver, epoch=epoch, tries=tries) for _, name, epoch, tries in free
     ]
+
+
+def _few_at_once(
+    connection: sqlite3.Connection,
+    driver: str,
+    profile: str | None,
+    free: Sequence[tuple[int, str, int, int]],
+) -> list[tuple[int, str, int, int]]:
+    """Those of `free` that `driver` may hold beside what it holds and has not got on with yet."""
+    held = Counter(
+        dict(
+            connection.execute(
+                f"SELECT tries, count(*) FROM executions WHERE {_WORKING} AND profile = ? AND driver = ?"
+                " AND tries > 1 GROUP BY tries",
+                (profile, driver),
+            )
+        )
+    )
+    allowed = []
+    for one in free:
+        tries = one[3]
+        if held[tries] < at_once(tries - 1):
+            held[tries] += 1
+            allowed.append(one)
+    return allowed
 
 
 def release(connection: sqlite3.Connection, lease: Lease) -> None:

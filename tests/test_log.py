@@ -639,6 +639,38 @@ async def test_claims_without_a_new_event_are_counted(log: EventLog) -> None:
     assert [*tries, lease.tries] == [2, 3, 4, 5, 1]
 
 
+async def test_the_more_often_executions_were_claimed_in_vain_the_fewer_are_claimed_at_once(
+    log: EventLog,
+) -> None:
+    """One that kills its process is soon alone: the others get on, and keep their own tries."""
+    names = [f"{number:02}" for number in range(12)]
+    for name in names:
+        await log.create(new(name))
+
+    async def all_in_vain(claims: int) -> None:
+        for _ in range(claims):
+            for name in names:
+                lease = Lease(execution_id=name, driver=ME, epoch=(await log.get(name)).epoch)
+                await log.release(lease)
+                await log.claim(ME, profile=PROFILE, execution_id=name)
+
+    async def claimed() -> dict[str, int]:
+        return {lease.execution_id: lease.tries for lease in await log.claim(ME, profile=PROFILE)}
+
+    await all_in_vain(3)
+    for name in names:
+        await log.release(Lease(execution_id=name, driver=ME, epoch=(await log.get(name)).epoch))
+    assert await claimed() == dict.fromkeys(names[:10], 5)
+    assert await claimed() == {}
+    await append(log, "03", 1, epoch=(await log.get("03")).epoch)  # it has got on
+    assert await claimed() == {"10": 5}
+    await log.create(new("fresh", driver=None))
+    assert await claimed() == {"fresh": 1}
+    for name in ("00", "01"):
+        await log.release(Lease(execution_id=name, driver=ME, epoch=(await log.get(name)).epoch))
+    assert await claimed() == {"11": 5, "00": 6}
+
+
 async def test_a_clean_stop_is_no_claim_in_vain(log: EventLog) -> None:
     await log.create(new("a", driver=ME))
     tries = []

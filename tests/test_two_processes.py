@@ -11,7 +11,7 @@ import random
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing
 from pathlib import Path
 
 import pytest
@@ -220,6 +220,28 @@ async def test_a_tool_that_kills_its_process_ends_the_run_after_six_claims(
     assert both.effects() == {f"lethal {execution_id}:1.1": 1 + MAX_TRIES}
     assert lines(events)[-1] == ("error internal_error final: It was begun 6 times without any progress.")
     assert (await well_formed(log, execution_id)).status == "failed"
+
+
+async def test_a_tool_that_kills_its_process_takes_no_other_run_with_it(tmp_path: Path) -> None:
+    """Those beside it have not got on when the process dies, six times in a row: they are begun again, a few at a
+    time, until the one that kills is alone."""
+    async with shared(tmp_path, seconds=0.8) as both, AsyncExitStack() as stack:
+        log = SqliteLog(both.database)
+        await log.open()
+        stack.push_async_callback(log.close)
+        before = [await orphan(log, '[["look"], ["look"]]') for _ in range(8)]
+        lethal = await orphan(log, '[["lethal"]]')
+        after = [await orphan(log, '[["look"], ["look"]]') for _ in range(8)]
+        ended = asyncio.create_task(end(log, lethal, seconds=60))
+        while not ended.done():
+            died = asyncio.create_task((await both.spawn()).process.wait())
+            await asyncio.wait({ended, died}, return_when=asyncio.FIRST_COMPLETED)
+            died.cancel()
+        assert lines(await ended)[-1].startswith("error internal_error final")
+        for execution_id in (*before, *after):
+            await end(log, execution_id, seconds=60)
+            assert (await well_formed(log, execution_id)).status == "completed"
+        assert both.effects()[f"lethal {lethal}:1.1"] == 1 + MAX_TRIES
 
 
 # ── left to chance ───────────────────────────────────────────────────────────────────────────────────
