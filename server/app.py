@@ -16,6 +16,7 @@ from executor.executions import Executions
 from .auth import Auth
 from .guard import Guard
 from .problems import http_exception, internal_error
+from .ready import ToolsStatus, no_tools
 from .routes import WAIT_SECONDS, OnDisconnect, routes
 
 
@@ -31,11 +32,13 @@ def create_app(
     wait_seconds: float = WAIT_SECONDS,
     ping: float = 15.0,
     send_timeout: float = 30.0,
+    tools: ToolsStatus = no_tools,
     lifespan: Lifespan[Starlette] | None = None,
 ) -> Starlette:
     """The application, guard and tokens included; `lifespan` opens and closes `executions`.
 
-    `tokens`: token → owner. `port`: the one that clients see, where it is not the socket's own.
+    `tokens`: token → owner. `port`: the one that clients see, where it is not the socket's own. `tools`: how the
+    tool servers are, for `/readyz`.
     """
     door = routes(
         executions,
@@ -43,6 +46,7 @@ def create_app(
         wait_seconds=wait_seconds,
         ping=ping,
         send_timeout=send_timeout,
+        tools=tools,
     )
     table: list[BaseRoute] = [*door, *mcp_routes]
     app = Starlette(

@@ -115,6 +115,12 @@ def parser() -> argparse.ArgumentParser:
 
     tools = _command(commands, "tools", _tools, "show what the agent can use, and how each server is")
     tools.epilog = "Exit code: 0 every server in use is well (or there is none), 1 one failed, 2 as everywhere: a mistake."
+    tools.add_argument("--json", action="store_true", help="the same as JSON, as loopwright://tools has it")
+    tools.add_argument(
+        "--reload",
+        action="store_true",
+        help="have each running process that uses this mcp.json read it anew; runs go on",
+    )
     _add_config(tools)
 
     _add_logins(commands)
@@ -297,9 +303,10 @@ def _mistake(fault: ErrorDetails) -> str:
 
 def _tools(arguments: argparse.Namespace) -> int:
     settings = settings_of(arguments, quiet="ERROR")  # it says itself how each server is
-    from .inspection import show_tools
+    from .inspection import reload_tools, show_tools
 
-    return asyncio.run(show_tools(settings))
+    what = reload_tools if arguments.reload else show_tools
+    return asyncio.run(what(settings, as_json=arguments.json))
 
 
 def _login(arguments: argparse.Namespace) -> int:

@@ -27,6 +27,7 @@ from tool_clients.mcp_tools import McpTools
 
 from .notices import key_cure, notices
 from .own_agent import load_agent
+from .reloading import Reloading
 from .settings import Settings, SettingsError, data_folder
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ class Parts:
     executor: AgenticLoopExecutor
     tools: McpTools
     log: EventLog
+    reloading: Reloading
     notices: tuple[str, ...] = ()
     """What whoever starts us should be told, one line each."""
 
@@ -55,7 +57,8 @@ class Parts:
         """Open what is needed, in order, and close it in reverse. Raises `LoopwrightError` for a database at fault."""
         await self.log.open()  # first: a database at fault shows before any child process is started
         try:
-            async with self.tools, self.executor:
+            path = await asyncio.to_thread(config_path, self.settings)
+            async with self.tools, self.executor, self.reloading.listening(path):
                 yield
         finally:
             await self.log.close()
@@ -175,6 +178,7 @@ def composed(settings: Settings, *, take_over: bool = True, own_url: str | None 
         tools=tools,
         log=log,
         notices=tuple(notices(settings, config, own_model=own_model)),
+        reloading=Reloading(tools, partial(tool_config, settings)),
     )
 
 
@@ -189,11 +193,15 @@ async def opened(
 
 
 def tools_status(tools: McpTools) -> dict[str, Any]:
-    """What the agent can use and how each server is, as JSON: for `loopwright://tools`."""
+    """What the agent can use and how each server is, as JSON: for `loopwright://tools`, `/readyz` and
+    `loopwright tools`."""
+    origins = {name: (state.name, own) for state in tools.states() for name, own in state.own_names.items()}
     offered = [
         {
             "name": tool.name,
             "description": tool.description,
+            "server": origins[tool.name][0],
+            "own_name": origins[tool.name][1],
             "parameters": dict(tool.parameters_schema),
             "read_only": tool.read_only,
             "idempotent": tool.idempotent,
@@ -209,6 +217,8 @@ def tools_status(tools: McpTools) -> dict[str, Any]:
             "transport": state.transport,
             "protocol_version": state.protocol_version,
             "tools": list(state.tools),
+            "connect_ms": state.connect_ms,
+            "answer_ms": state.answer_ms,
             "notes": list(state.notes),
         }
         for state in tools.states()

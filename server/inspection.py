@@ -3,42 +3,86 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from collections.abc import Mapping
+from typing import Any
 
-from executor.tools import Tool
-from tool_clients.mcp_tools import McpTools, ServerState
+from tool_clients.mcp_tools import McpTools
 
-from .compose import VERSION, tool_config
-from .console import give, printable, say, shortened
+from .compose import VERSION, tool_config, tools_status
+from .console import give, printable, say, shortened, table
 from .notices import no_tools
+from .reloading import reload_everywhere
 from .settings import Settings
 
 WHOLE_REASON = 600
 """Characters of a server's reason, whose end says the most."""
 
 
-async def show_tools(settings: Settings) -> int:
+async def show_tools(settings: Settings, *, as_json: bool = False) -> int:
     """Each server's state, and the tools that the agent is offered. Gives the exit code: 1 when a server failed."""
     config = await asyncio.to_thread(tool_config, settings)
     if (line := await asyncio.to_thread(no_tools, config)) is not None:
         say(line)
-    if config.path is None:
-        return 0
-    say(f"{config.path}:")
     async with McpTools(config, default_timeout=settings.tool_timeout, version=VERSION) as tools:
         await tools.ready()
-        for state in tools.states():
-            give(_server_line(state))
-            for name in state.tools:
-                give(f"  {_tool_line(tools.tools()[name])}")
-        return 1 if any(state.state == "failed" for state in tools.states()) else 0
+        status = tools_status(tools)
+    if as_json:
+        give(json.dumps({"config": None if config.path is None else str(config.path), **status}, indent=2))
+    elif config.path is not None:
+        say(f"{config.path}:")
+        for part in _pages(status):
+            give(part)
+    return 1 if any(server["state"] == "failed" for server in status["servers"]) else 0
 
 
-def _server_line(state: ServerState) -> str:
-    reason = f": {printable(shortened(state.reason, WHOLE_REASON))}" if state.reason else ""
-    return f"{printable(state.name)} ({state.transport or 'not used'}): {state.state}{reason}"
+async def reload_tools(settings: Settings, *, as_json: bool = False) -> int:
+    """Have every running process that uses the `mcp.json` in force read it anew. Raises `SettingsError` for one
+    that nobody could use, before anybody is asked."""
+    config = await asyncio.to_thread(tool_config, settings)
+    return await reload_everywhere(config, as_json=as_json)
 
 
-def _tool_line(tool: Tool) -> str:
-    marks = [mark for mark in ("read_only", "idempotent", "needs_approval") if getattr(tool, mark)]
-    marked = f" [{', '.join(marks)}]" if marks else ""
-    return f"{tool.name}{marked}: {printable(shortened(tool.description, 90))}"
+def _pages(status: Mapping[str, Any]) -> list[str]:
+    """A table of the servers, one of the tools, and what was dropped."""
+    servers = [_server_row(server) for server in status["servers"]]
+    tools = [_tool_row(tool) for tool in status["tools"]]
+    notes = [
+        f"{printable(server['name'])}: {printable(shortened(note, WHOLE_REASON))}"
+        for server in status["servers"]
+        for note in server["notes"]
+    ]
+    pages = [
+        table([("SERVER", "STATE", "BY", "ERA", "CONNECTED IN", "LAST ANSWER", "WHY"), *servers])
+        if servers
+        else "",
+        table([("TOOL", "ITS OWN NAME", "MARKS", "WHAT IT DOES"), *tools]) if tools else "",
+        "\n".join(notes),
+    ]
+    return [f"{page}\n" for page in pages if page]
+
+
+def _server_row(server: Mapping[str, Any]) -> tuple[str, ...]:
+    return (
+        printable(server["name"]),
+        server["state"],
+        server["transport"] or "",
+        server["protocol_version"] or "",
+        _milliseconds(server["connect_ms"]),
+        _milliseconds(server["answer_ms"]),
+        printable(shortened(server["reason"] or "", WHOLE_REASON)),
+    )
+
+
+def _tool_row(tool: Mapping[str, Any]) -> tuple[str, ...]:
+    marks = [mark for mark in ("read_only", "idempotent", "needs_approval") if tool[mark]]
+    return (
+        tool["name"],
+        printable(tool["own_name"]),
+        ", ".join(marks),
+        printable(shortened(tool["description"], 90)),
+    )
+
+
+def _milliseconds(value: float | None) -> str:
+    return "" if value is None else f"{value:.0f} ms"

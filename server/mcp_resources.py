@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, Final, TypeAlias
+from typing import Final
 from urllib.parse import urlsplit
 
 from mcp.shared.exceptions import MCPError
@@ -21,8 +20,7 @@ from executor.errors import LoopwrightError, NotFound
 from executor.executions import Executions
 from executor.text import clean_json
 
-ToolsStatus: TypeAlias = Callable[[], Mapping[str, Any]]
-"""What `loopwright://tools` shows, as JSON: `{"tools": […], "servers": […]}`."""
+from .ready import ToolsStatus
 
 TOOLS_URI: Final = "loopwright://tools"
 JSON: Final = "application/json"
@@ -48,10 +46,6 @@ TEMPLATES: Final = (
         annotations=Annotations(audience=["user", "assistant"], priority=0.5),
     ),
 )
-
-
-def no_tools() -> Mapping[str, Any]:
-    return {"tools": [], "servers": []}
 
 
 async def read_resource(

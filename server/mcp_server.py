@@ -45,10 +45,11 @@ from .bodies import read_body
 from .mcp_calls import Call, CallKey, Calls, OnDisconnect
 from .mcp_lines import Unreadable, body
 from .mcp_progress import HEARTBEAT
-from .mcp_resources import RESOURCES, TEMPLATES, ToolsStatus, no_tools, read_resource
+from .mcp_resources import RESOURCES, TEMPLATES, read_resource
 from .mcp_schemas import INSTRUCTIONS, TOOLS
 from .mcp_tools import Caller, Tools
 from .problems import TooLarge, TooSlow
+from .ready import ToolsStatus, no_tools
 
 WAIT_SECONDS: Final = 50.0
 MAX_BODY_BYTES: Final = 1024 * 1024

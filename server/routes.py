@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 from urllib.parse import quote
 
+from pydantic_core import to_json
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -28,6 +29,7 @@ from .messages import CancelRequest, DecisionRequest, ExecutionPage, Listing
 from .openapi import document
 from .presence import Closing, gone, present
 from .problems import InvalidHeader, MethodNotAllowed, refused
+from .ready import ToolsStatus, no_tools, readiness
 from .sse import EventStream, Place
 
 OnDisconnect: TypeAlias = Literal["continue", "cancel"]
@@ -72,13 +74,15 @@ def routes(
     wait_seconds: float = WAIT_SECONDS,
     ping: float = 15.0,
     send_timeout: float = 30.0,
+    tools: ToolsStatus = no_tools,
 ) -> list[Route]:
     """The routes of DESIGN §4 but `/mcp`.
 
     `on_disconnect`: what becomes of a run whose client leaves before its end (one that was handed over, or that
     is only looked at, always goes on). `wait_seconds`: how long a client that wants JSON waits when it doesn't say.
+    `tools`: how the tool servers are, for `/readyz`.
     """
-    door = Door(executions, on_disconnect, wait_seconds, ping, send_timeout)
+    door = Door(executions, on_disconnect, wait_seconds, ping, send_timeout, tools)
     one = PREFIX + "/executions/{execution_id}"
     return [
         Route(EXECUTE, Methods(POST=door.execute)),
@@ -104,8 +108,10 @@ class Door:
         wait_seconds: float,
         ping: float,
         send_timeout: float,
+        tools: ToolsStatus,
     ) -> None:
         self._executions = executions
+        self._tools = tools
         self._on_disconnect = on_disconnect
         self._wait_seconds = wait_seconds
         self._ping = ping
@@ -263,9 +269,10 @@ class Door:
         return Response(status_code=204)
 
     async def ready(self, request: Request) -> ASGIApp:
-        """Whether to send requests here: the log can be read and written, and nothing stops."""
+        """Whether to send requests here: the log can be read and written, and nothing stops. A tool server that
+        is away is shown, and is no reason not to: it costs its own tools only."""
         await self._executions.ready()
-        return Response(b'{"status":"ready"}', 200, _JSON_HEADERS, "application/json")
+        return Response(to_json(readiness(self._tools())), 200, _JSON_HEADERS, "application/json")
 
 
 @dataclass(frozen=True, slots=True)

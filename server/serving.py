@@ -23,12 +23,12 @@ from executor.executions import Executions
 from executor.text import address
 
 from .app import create_app
-from .compose import VERSION, Parts, opened
+from .compose import VERSION, Parts, opened, tools_status
 from .console import say
 from .guard import Authority
 from .mcp_server import mcp_routes
 from .settings import Settings, SettingsError, check_listening, is_loopback
-from .signals import on_stop_signal
+from .signals import on_reload_signal, on_stop_signal
 from .stdio import mcp_door
 
 log = logging.getLogger("loopwright.server")
@@ -50,9 +50,10 @@ async def serve(settings: Settings, *, grace: float = GRACE) -> int:
             for line in parts.notices:
                 say(line)
             app = make_app(parts, port=listener.getsockname()[1])
-            await Serving(app, parts.executions).run(
-                listener, grace=grace, up=lambda: say(_greeting(settings, url))
-            )
+            with on_reload_signal(parts.reloading.soon):
+                await Serving(app, parts.executions).run(
+                    listener, grace=grace, up=lambda: say(_greeting(settings, url))
+                )
     return 0
 
 
@@ -99,6 +100,7 @@ def make_app(
         port=port,
         on_disconnect=settings.http_on_disconnect,
         wait_seconds=settings.wait_seconds,
+        tools=lambda: tools_status(parts.tools),
         lifespan=lifespan,
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import sys
 import threading
@@ -60,3 +61,38 @@ def also_on_stop_signal(stop: Callable[[], None]) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def on_reload_signal(reload: Callable[[], None]) -> Iterator[None]:
+    """Call `reload` on the running event loop for each SIGHUP; Windows has none, and there this does nothing.
+
+    A terminal that is closed sends the same signal to what runs in it: that still asks us to stop, unless we were
+    told to ignore it (`nohup`).
+    """
+    if sys.platform == "win32" or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    loop = asyncio.get_running_loop()
+    before, in_terminal = signal.getsignal(signal.SIGHUP), _in_terminal()
+
+    def heard(number: int, frame: FrameType | None) -> None:
+        if not (in_terminal and not _in_terminal()):
+            loop.call_soon_threadsafe(reload)
+        elif before != signal.SIG_IGN:
+            signal.raise_signal(signal.SIGTERM)
+
+    signal.signal(signal.SIGHUP, heard)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def _in_terminal() -> bool:
+    """Whether this process has a terminal that is still there."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDONLY))
+    except OSError:
+        return False
+    return True

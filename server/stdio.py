@@ -5,29 +5,29 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-import mcp.client.stdio as downstream
-
 from .compose import VERSION, Parts, opened, tools_status
 from .console import say
 from .mcp_server import McpDoor, mcp_server
 from .mcp_stdio import run_stdio
 from .settings import Settings
+from .signals import on_reload_signal
 
 STUBBORN = 0.6
-"""Seconds that a tool server has after the end of its stdin, and again after SIGTERM, before it is killed."""
+"""Seconds that a tool server has after the end of its stdin, and again after SIGTERM, before it is killed: in
+all less than we have ourselves (`mcp_stdio.LIMIT`)."""
 
 
 def stdio(settings: Settings) -> int:
     """Serve on stdin and stdout until either ends, or a signal comes. Gives the exit code."""
-    # The SDK's 2 + 2 s are more than we have ourselves (`mcp_stdio.LIMIT`): a stubborn server would outlive us.
-    downstream.PROCESS_TERMINATION_TIMEOUT = downstream.FORCE_KILL_TIMEOUT = STUBBORN
 
     @asynccontextmanager
     async def compose() -> AsyncIterator[McpDoor]:
         async with opened(settings) as parts:
+            parts.tools.hurry(STUBBORN)
             for line in parts.notices:
                 say(line)
-            yield mcp_door(parts)
+            with on_reload_signal(parts.reloading.soon):
+                yield mcp_door(parts)
 
     return run_stdio(compose)
 

@@ -43,6 +43,7 @@ TOOLS: list[dict[str, Any]] = [
     {"name": "cancelled", "inputSchema": OBJECT},
     {"name": "grow", "inputSchema": OBJECT},
     {"name": "pid", "inputSchema": OBJECT},
+    {"name": "gate", "inputSchema": OBJECT},
 ]
 PAGE = 6
 
@@ -54,6 +55,12 @@ def send(message: dict[str, Any]) -> None:
 
 def text(value: str) -> dict[str, Any]:
     return {"content": [{"type": "text", "text": value}]}
+
+
+def pass_gate(port: str) -> None:
+    """Wait until whoever listens there closes."""
+    with socket.create_connection(("127.0.0.1", int(port))) as gate:
+        gate.recv(1)
 
 
 def list_tools(params: dict[str, Any]) -> dict[str, Any]:
@@ -102,6 +109,9 @@ def call(params: dict[str, Any]) -> dict[str, Any] | None:
             return text("grown")
         case "pid":
             return text(str(os.getpid()))
+        case "gate":
+            pass_gate(params["arguments"]["port"])
+            return text("through")
     return text("?")
 
 
@@ -132,8 +142,7 @@ def answer(method: str, params: dict[str, Any]) -> dict[str, Any] | None:
 
 def main() -> None:
     if port := os.environ.get("GATE"):
-        with socket.create_connection(("127.0.0.1", int(port))) as gate:
-            gate.recv(1)
+        pass_gate(port)
     if MODE == "exit":
         sys.exit("no licence found")
     for line in sys.stdin:

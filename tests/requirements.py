@@ -114,6 +114,8 @@ REQUIREMENTS: Final[dict[str, tuple[str, str]]] = {
     "downstream:failure": ("A server that is down costs its own tools only", "DESIGN §6"),
     "downstream:oauth": ("A server behind OAuth is used with the token of a person's login", "5 §9"),
     "downstream:oauth:joins": ("A server that needs a login says so, and joins once somebody has logged in", "5 §9"),
+    "downstream:reload": ("A new `mcp.json` restarts only the servers it changed, and no run notices", "5 §4"),
+    "downstream:shown": ("`tools`, `/readyz` and `loopwright://tools` say the same of each server", "5 §10"),
     "downstream:oauth:renewal": ("A token that ran out is renewed once; a refused renewal needs a login", "5 §9"),
     "downstream:oauth:bound": ("A token goes to the address that it was given for, and nowhere else", "5 §9"),
     "downstream:oauth:machine": ("Client credentials need no person", "5 §9"),

@@ -30,7 +30,7 @@ SOON = 20.0
 ME = mcp_types.Implementation(name="t", version="1")
 QUICK = 0.05  # seconds before the first reconnect
 USABLE = ["echo", "hang", "crash", "fail", "parts", "nothing", "odd", "env", "meta", "flood", "cancelled"]
-USABLE += ["grow", "pid"]
+USABLE += ["grow", "pid", "gate"]
 
 
 def fake(name: str = "s", *args: str, rules: Rules | None = None, **env: str) -> Server:
@@ -76,11 +76,13 @@ def alive(pid: int) -> bool:
 
 
 @asynccontextmanager
-async def gate() -> AsyncGenerator[tuple[str, asyncio.Event]]:
-    """A port that holds back a server until the event is set."""
+async def gate(reached: asyncio.Event | None = None) -> AsyncGenerator[tuple[str, asyncio.Event]]:
+    """A port that holds back a server until the event is set. `reached` is set when one is held."""
     opened = asyncio.Event()
 
     async def hold(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if reached is not None:
+            reached.set()
         await opened.wait()
         writer.close()
         await writer.wait_closed()

@@ -49,7 +49,7 @@ ORDERING: Final = """
 SAID: Final = {
     'loopwright run "How': "There are 3 text files",
     "mcp-config": '"mcpServers"',
-    "loopwright tools": "files (stdio): ready",
+    "loopwright tools": "files__count",
     "approvals/": '"pending_approvals":[]',
     "executions/$id/events": "There are 3 text files",
     "agent/execute \\": "There are 3 text files",

@@ -13,6 +13,8 @@ logger = logging.getLogger("loopwright.tools")
 
 _PROGRAM = Path(__file__).with_name("watchdog.py")
 _CLOSE_TIMEOUT = 5.0
+GRACE = 2.0
+"""Seconds that a server has to end after its stdin did; then SIGTERM, and as long again until SIGKILL."""
 
 
 class Guard:
@@ -21,13 +23,18 @@ class Guard:
     It holds the reading end of a pipe whose writing end only we have: the system closes that also for a
     process that ends by SIGKILL. A server is started exactly as configured and knows nothing of it; whole
     process groups are ended, since launchers (`npx`, `uvx`) start the real server as their child. On Windows
-    a job object of the SDK does the same, and nothing is started here.
+    a job object of the SDK does the same, and nothing is started here. `grace`: how long we ourselves wait for
+    a server that we stop.
     """
 
     def __init__(self) -> None:
+        self.grace = GRACE
         self._process: subprocess.Popen[bytes] | None = None
 
     async def open(self) -> None:
+        """Begin to watch, unless it does already."""
+        if self._process is not None:
+            return
         starting = asyncio.ensure_future(asyncio.to_thread(self._start))
         try:
             await asyncio.shield(starting)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType, TracebackType
 from typing import Literal, Self
 
@@ -13,6 +13,7 @@ import mcp_types
 
 from executor.tools import TOOL_TIMEOUT, Tool, ToolContext, ToolOutput
 
+from .changes import Changes, changes
 from .config import Config, Http, Server, Stdio, matches, same_endpoint
 from .connection import FIRST_RETRY, READY_WAIT, Connection
 from .content import to_output
@@ -26,16 +27,27 @@ DEPTH_META = "loopwright/depth"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerState:
-    """One line of what the operator sees: how a server is, why, and what it offers."""
+    """One line of what the operator sees: how a server is, why, and what it offers.
+
+    `connect_ms`: milliseconds from the start to the list of tools; `answer_ms`: of the last list or call;
+    `own_names`: the server's own name of each tool, by the offered one.
+    """
 
     name: str
     state: Literal["connecting", "ready", "failed", "disabled", "skipped"]
     reason: str | None = None
     transport: Literal["stdio", "http", "sse"] | None = None
     protocol_version: str | None = None
-    tools: tuple[str, ...] = ()
+    connect_ms: float | None = None
+    answer_ms: float | None = None
+    own_names: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     stderr: str = ""
+
+    @property
+    def tools(self) -> tuple[str, ...]:
+        """The names of the tools as they are offered."""
+        return tuple(self.own_names)
 
 
 class McpTools:
@@ -56,27 +68,20 @@ class McpTools:
     ) -> None:
         self._config = config
         self._default_timeout = default_timeout
-        self._ourselves = tuple(s.name for s in config.servers if _is_at(s, own_url))
+        self._own_url = own_url
+        self._client_info = mcp_types.Implementation(name="loopwright", version=version)
+        self._first_retry = first_retry
         self._guard = Guard()
-        self._connections = [
-            Connection(
-                server,
-                client_info=mcp_types.Implementation(name="loopwright", version=version),
-                on_listing=self._collect,
-                first_retry=first_retry,
-                guard=self._guard,
-            )
-            for server in config.servers
-            if server.name not in self._ourselves
-        ]
+        self._connections = [self._connection(server) for server in self._used(config)]
+        self._leaving: dict[asyncio.Task[None], Connection] = {}
+        self._reloading = asyncio.Lock()
         self._open = ExitStack()
         self._tools: Mapping[str, Tool] = {}
-        self._names: Mapping[str, tuple[str, ...]] = {}
+        self._names: Mapping[str, Mapping[str, str]] = {}
 
     async def __aenter__(self) -> Self:
-        if any(isinstance(connection.server.transport, Stdio) for connection in self._connections):
-            await self._guard.open()
-        self._open.enter_context(guarded_logs(lambda: [c.secrets for c in self._connections]))
+        await self._watch_over(self._config)
+        self._open.enter_context(guarded_logs(lambda: [c.secrets for c in self._all()]))
         for connection in self._connections:
             connection.start()
         return self
@@ -95,9 +100,59 @@ class McpTools:
             raise
 
     async def _close(self) -> None:
-        await asyncio.gather(*(connection.close() for connection in self._connections))
+        await asyncio.gather(*(connection.close() for connection in self._all()))
+        await asyncio.gather(*self._leaving)
         await self._guard.close()
         self._open.close()
+
+    async def reload(self, config: Config) -> Changes:
+        """Use the servers of this configuration from now on: only those that it changes are restarted.
+
+        Calls under way at a server that is left come to their end first.
+        """
+        async with self._reloading:
+            await self._watch_over(config)
+            before = {connection.server.name: connection for connection in self._connections}
+            used = {server.name: server for server in self._used(config)}
+            made = changes((connection.server for connection in before.values()), used.values())
+            for name in made.remarked:
+                before[name].server = used[name]
+            fresh = {name: self._connection(used[name]) for name in (*made.added, *made.restarted)}
+            self._config = config
+            self._connections = [fresh.get(name) or before[name] for name in used]
+            for name in (*made.restarted, *made.removed):
+                self._leave(before[name], "its entry was changed or taken out of the configuration")
+            for connection in fresh.values():
+                connection.start()
+            self._collect()
+            return made
+
+    def _leave(self, connection: Connection, why: str) -> None:
+        connection.retire(why)
+        task = asyncio.create_task(connection.drain(), name=f"mcp {connection.server.name} leaves")
+        self._leaving[task] = connection
+        task.add_done_callback(self._leaving.pop)
+
+    def _connection(self, server: Server) -> Connection:
+        return Connection(
+            server,
+            client_info=self._client_info,
+            on_listing=self._collect,
+            first_retry=self._first_retry,
+            guard=self._guard,
+        )
+
+    def _used(self, config: Config) -> list[Server]:
+        """The servers of a configuration but ourselves."""
+        return [server for server in config.servers if not _is_at(server, self._own_url)]
+
+    def _all(self) -> list[Connection]:
+        return [*self._connections, *self._leaving.values()]
+
+    async def _watch_over(self, config: Config) -> None:
+        """Have child processes watched over, before there are any."""
+        if any(isinstance(server.transport, Stdio) for server in self._used(config)):
+            await self._guard.open()
 
     async def ready(self) -> None:
         """Wait (at most 10 s) for the servers whose first connection is still under way."""
@@ -107,6 +162,10 @@ class McpTools:
                     await connection.first_settled.wait()
         except TimeoutError:
             return
+
+    def hurry(self, grace: float) -> None:
+        """Give a server that is stopped no more than so many seconds to end, and again after SIGTERM."""
+        self._guard.grace = grace
 
     def tools(self) -> Mapping[str, Tool]:
         """The tools there are now, by the name under which they are offered."""
@@ -124,9 +183,10 @@ class McpTools:
             for error in self._config.refused
         ]
         disabled = [ServerState(name=name, state="disabled") for name in self._config.disabled]
+        ourselves = [server.name for server in self._config.servers if _is_at(server, self._own_url)]
         skipped = [
             ServerState(name=name, state="skipped", reason="this is Loopwright itself")
-            for name in (*self._config.skipped, *self._ourselves)
+            for name in (*self._config.skipped, *ourselves)
         ]
         return [*connected, *refused, *disabled, *skipped]
 
@@ -138,7 +198,9 @@ class McpTools:
             reason=connection.reason,
             transport=transport.kind if isinstance(transport, Http) else "stdio",
             protocol_version=connection.protocol_version,
-            tools=self._names.get(connection.server.name, ()),
+            connect_ms=connection.connect_ms,
+            answer_ms=connection.answer_ms,
+            own_names=self._names.get(connection.server.name, {}),
             notes=(*connection.listing.notes, *([connection.junk] if connection.junk else [])),
             stderr=connection.stderr,
         )
@@ -146,15 +208,17 @@ class McpTools:
     def _collect(self) -> None:
         """Make the offered tools anew, in the order of the configuration, whoever answered first."""
         tools: dict[str, Tool] = {}
-        names: dict[str, tuple[str, ...]] = {}
+        names: dict[str, Mapping[str, str]] = {}
         for connection in self._connections:
             rules = connection.server.rules
-            own = [
-                self._tool(connection, tool) for tool in connection.listing.tools if rules.allows(tool.name)
-            ]
-            fresh = {tool.name: tool for tool in own if tool.name not in tools}
-            tools |= fresh
-            names[connection.server.name] = tuple(fresh)
+            own = {
+                tool.name: self._tool(connection, tool)
+                for tool in connection.listing.tools
+                if rules.allows(tool.name)
+            }
+            fresh = {tool.name: name for name, tool in own.items() if tool.name not in tools}
+            tools |= {name: own[own_name] for name, own_name in fresh.items()}
+            names[connection.server.name] = fresh
         self._tools, self._names = MappingProxyType(tools), names
 
     def _tool(self, connection: Connection, tool: mcp_types.Tool) -> Tool:
