@@ -6,13 +6,15 @@ import functools
 import inspect
 from collections.abc import Callable
 from contextvars import ContextVar
-from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, Unpack, cast
 
-from pydantic import PydanticUserError, ValidationError
+from pydantic import PydanticUserError
 
-from executor.tools import Tool, ToolContext, ToolFailure, context_parameter
+from executor.tools import Tool, ToolContext, context_parameter
+
+from .marks import Marks, by_name, marked
+from .pydantic_calls import called, run_context
 
 if TYPE_CHECKING:
     import pydantic_ai
@@ -22,49 +24,16 @@ TypedTool: TypeAlias = "Callable[..., Any] | pydantic_ai.Tool[Any] | Tool"
 _context: Final[ContextVar[ToolContext]] = ContextVar("loopwright_tool_context")
 
 
-def typed_tools(
-    *functions: TypedTool,
-    deps: Any = None,
-    read_only: bool = False,
-    idempotent: bool = False,
-    needs_approval: bool = False,
-    sequential: bool = False,
-    timeout: float | None = None,
-) -> dict[str, Tool]:
+def typed_tools(*functions: TypedTool, deps: Any = None, **marks: Unpack[Marks]) -> dict[str, Tool]:
     """The functions as tools, by name: `typed_tool` of each, with the same marks.
 
     Tools that `typed_tool` made go in as they are, with the marks that they have. Raises `ValueError` for two
-    of one name, `TypeError` for what cannot be a typed tool.
+    of one name and for a mark of a name that there is not, `TypeError` for what cannot be a typed tool.
     """
-    by_name: dict[str, Tool] = {}
-    for function in functions:
-        tool = typed_tool(
-            function,
-            deps=deps,
-            read_only=read_only,
-            idempotent=idempotent,
-            needs_approval=needs_approval,
-            sequential=sequential,
-            timeout=timeout,
-        )
-        if tool.name in by_name:
-            raise ValueError(
-                f"two tools have one name, {tool.name!r}: rename a function, or give it another key in the registry"
-            )
-        by_name[tool.name] = tool
-    return by_name
+    return by_name((typed_tool(function, deps=deps) for function in functions), marks)
 
 
-def typed_tool(
-    function: TypedTool,
-    *,
-    deps: Any = None,
-    read_only: bool = False,
-    idempotent: bool = False,
-    needs_approval: bool = False,
-    sequential: bool = False,
-    timeout: float | None = None,
-) -> Tool:
+def typed_tool(function: TypedTool, *, deps: Any = None, **marks: Unpack[Marks]) -> Tool:
     """One function as a tool: annotations and docstring make its schema, arguments are validated by them.
 
     Marks: `read_only` or `idempotent` calls may run again after a crash; `needs_approval` stops the run for a
@@ -76,21 +45,18 @@ def typed_tool(
     observation with its text. A plain function runs in a thread. Raises `TypeError` for what has no name or
     whose parameters have no types.
     """
-    tool = function if isinstance(function, Tool) else _tool(function, deps)
-    return replace(
-        tool,
-        read_only=read_only or tool.read_only,
-        idempotent=idempotent or tool.idempotent,
-        needs_approval=needs_approval or tool.needs_approval,
-        sequential=sequential or tool.sequential,
-        timeout=tool.timeout if timeout is None else timeout,
-    )
+    return marked(function if isinstance(function, Tool) else _tool(function, deps), marks)
 
 
 def _tool(function: Callable[..., Any] | pydantic_ai.Tool[Any], deps: Any) -> Tool:
     import pydantic_ai  # 1 s to import: only who uses typed tools pays for it
 
     tool = function if isinstance(function, pydantic_ai.Tool) else _of_function(function)
+    if tool.prepare is not None:
+        raise TypeError(
+            f"{tool.name} has a `prepare` function, which must be awaited: async with Toolset({tool.name}) as tools "
+            "(tool_clients.toolset)."
+        )
     return Tool(
         name=tool.name,
         description=tool.description or "",
@@ -102,12 +68,31 @@ def _tool(function: Callable[..., Any] | pydantic_ai.Tool[Any], deps: Any) -> To
     )
 
 
+async def _call(
+    tool: pydantic_ai.Tool[Any], deps: Any, arguments: dict[str, Any], context: ToolContext
+) -> Any:
+    run = run_context(deps, context, name=tool.name, approved=tool.requires_approval)
+    schema = tool.function_schema
+    token = _context.set(context)
+    try:
+        return await called(
+            lambda validated: schema.call(validated, run),
+            arguments,
+            run,
+            validator=schema.validator,
+            check=tool.args_validator,
+        )
+    finally:
+        _context.reset(token)
+
+
 def _of_function(function: Callable[..., Any]) -> pydantic_ai.Tool[Any]:
     import pydantic_ai
 
     _check(function)
+    wanted = context_parameter(function)
     try:
-        return pydantic_ai.Tool(_without_context(function))
+        return pydantic_ai.Tool(function if wanted is None else supplied(function, wanted, calling))
     except (PydanticUserError, pydantic_ai.UserError, NameError) as error:
         raise TypeError(f"{function.__qualname__} cannot be a typed tool: {error}") from error
 
@@ -119,7 +104,15 @@ def _check(function: Any) -> None:
             "typed_tools takes the functions themselves: typed_tools(price, stock), or *functions."
         )
     if not callable(function):
-        raise TypeError(f"A typed tool is a function, not something of type {type(function).__name__}.")
+        kind = type(function).__name__
+        cure = (
+            f" A toolset is opened: async with Toolset({kind}(…)) as tools (tool_clients.toolset)."
+            if hasattr(function, "get_tools")
+            else " Tools of Google ADK go through adk_tools (tool_clients.adk_tools)."
+            if hasattr(function, "run_async")
+            else ""
+        )
+        raise TypeError(f"A typed tool is a function, not something of type {kind}.{cure}")
     name = getattr(function, "__name__", None)
     if name is None or name == "<lambda>" or inspect.isclass(function):
         raise TypeError(
@@ -137,17 +130,14 @@ def _check(function: Any) -> None:
             )
 
 
-def _without_context(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function without its `ToolContext`, which the model does not give: we do."""
-    wanted = context_parameter(function)
-    if wanted is None:
-        return function
+def supplied(function: Callable[..., Any], wanted: str, give: Callable[[], Any]) -> Callable[..., Any]:
+    """The function without one parameter, which the model does not give: `give` does, at each call."""
 
     async def called(*args: Any, **kwargs: Any) -> Any:
-        return await function(*args, **{**kwargs, wanted: _context.get()})
+        return await function(*args, **{**kwargs, wanted: give()})
 
     def called_plainly(*args: Any, **kwargs: Any) -> Any:
-        return function(*args, **{**kwargs, wanted: _context.get()})
+        return function(*args, **{**kwargs, wanted: give()})
 
     shown: Any = functools.wraps(function)(
         called if inspect.iscoroutinefunction(function) else called_plainly
@@ -158,33 +148,6 @@ def _without_context(function: Callable[..., Any]) -> Callable[..., Any]:
     return cast("Callable[..., Any]", shown)
 
 
-async def _call(
-    tool: pydantic_ai.Tool[Any], deps: Any, arguments: dict[str, Any], context: ToolContext
-) -> Any:
-    from pydantic_ai import ModelRetry, RunContext, RunUsage
-
-    run: RunContext[Any] = RunContext(
-        deps=deps,
-        model=cast("Any", None),  # the function is called by us, not in a run of Pydantic AI
-        usage=RunUsage(),
-        tool_call_id=context.call_id,
-        tool_name=tool.name,
-        run_id=context.execution_id,
-        conversation_id=context.session_id,
-    )
-    schema = tool.function_schema
-    try:
-        validated = schema.validator.validate_python(arguments, context=None)
-    except ValidationError as error:
-        faults = "; ".join(
-            f"{'.'.join(map(str, fault['loc'])) or 'arguments'}: {fault['msg']}"
-            for fault in error.errors(include_url=False, include_input=False)
-        )
-        raise ToolFailure(f"Wrong arguments: {faults}. Correct them and call again.") from error
-    token = _context.set(context)
-    try:
-        return await schema.call(validated, run)
-    except ModelRetry as retry:
-        raise ToolFailure(retry.message) from retry
-    finally:
-        _context.reset(token)
+def calling() -> ToolContext:
+    """The call that is being served: for what `supplied` gives."""
+    return _context.get()
