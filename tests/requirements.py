@@ -125,6 +125,14 @@ REQUIREMENTS: Final[dict[str, tuple[str, str]]] = {
     "owner:foreign": ("Another owner's execution, session and key are unknown at every door", "3 §2"),
     "doors:decisions": ("Clients may approve and reject; only time makes a question expire", "3 §6"),
     "mcp:inspector": ("The MCP Inspector lists our tools strictly and runs a task, in both eras", "3 §10"),
+    # Tools from Python
+    "tools:pydantic-ai": ("A toolset of Pydantic AI is listed, validated and called as its owner meant it", "5 §7"),
+    "tools:adk": ("A tool or toolset of Google ADK works, and says what it misses without ADK around it", "5 §7"),
+    "tools:marks": ("What a toolset asks for is in the marks; more are given to all tools or by name", "5 §7"),
+    "tools:lifetime": ("A toolset is open as long as its executor, and takes nobody with it when it ends", "5 §7"),
+    "tools:refused": ("What is no tool is refused with a stable code and its cure", "5 §7"),
+    "tools:option": ("`--toolset module:attribute` brings tools to every command that needs them", "5 §7"),
+    "tools:docs": ("Every code block of docs/tools.md runs", "5 §7"),
     # Embedded in somebody else's program
     "embed:uvicorn": ("`uvicorn --factory server.asgi:app` serves it all and stops without a loss", "3 §8"),
     "embed:hosts": ("Our app, a Starlette host and a FastAPI host answer alike, under a prefix too", "3 §8"),
