@@ -55,7 +55,8 @@ class Connection:
     `state` is `connecting` until the first attempt has ended and again while a lost connection is being made
     anew; `failed` (with `reason`) from a failed attempt until one works. `listing` stays what it was while
     the server is away, so that a run that was offered a tool hears that it is not available, not that it
-    is unknown.
+    is unknown. `connect_ms`: how long it took from the start to the list of tools; `answer_ms`: the last list
+    or call.
     """
 
     def __init__(
@@ -73,6 +74,8 @@ class Connection:
         self.reason: str | None = None
         self.listing = Listing()
         self.protocol_version: str | None = None
+        self.connect_ms: float | None = None
+        self.answer_ms: float | None = None
         self.stderr = ""
         self.junk: str | None = None
         self.first_settled = asyncio.Event()
@@ -93,6 +96,7 @@ class Connection:
         self._idle = asyncio.Event()
         self._relist: asyncio.TimerHandle | None = None
         self._closing = asyncio.Event()
+        self._retired: str | None = None
         self._task: asyncio.Task[None] | None = None
 
     # The owner task
@@ -116,6 +120,18 @@ class Connection:
             if isinstance(self.server.transport, Http):
                 self._task.cancel()
 
+    def retire(self, why: str) -> None:
+        """Take no new calls from now on."""
+        self._retired = why
+        self.first_settled.set()
+        self._settled.set()
+
+    async def drain(self) -> None:
+        """Let the calls under way come to their end, then leave the server."""
+        if self._in_flight:
+            await self._idle.wait()
+        await self.close()
+
     async def _own(self) -> None:
         self.secrets = await asyncio.to_thread(secrets_of, self.server)  # it looks which paths there are
         clock = asyncio.get_running_loop().time
@@ -123,7 +139,7 @@ class Connection:
         while True:
             began = clock()
             reason = await self._attempt()
-            if self._closing.is_set():
+            if self._closing.is_set() or self._retired:
                 return
             if self._was_up:
                 logger.info("server %s is lost: %s", self.server.name, reason)
@@ -163,11 +179,13 @@ class Connection:
 
     async def _connect(self, wire: Wire) -> None:
         client = Client(wire, client_info=self._client_info, message_handler=self._on_message, cache=None)
+        began = asyncio.get_running_loop().time()
         # Not an anyio scope: its end would have to come after the client's, and it ends before.
         async with asyncio.timeout(CONNECT_TIMEOUT) as limit, client:
             wire.protocol_version = client.protocol_version
             await self._refresh(client, wire)
             limit.reschedule(None)
+            self.connect_ms = _milliseconds_since(began)
             self._set_up(client)
             async with self._following_changes(client):
                 await self._serve(client, wire)
@@ -194,8 +212,10 @@ class Connection:
 
     async def _refresh(self, client: Client, wire: Wire) -> None:
         wire.notes.clear()
+        began = asyncio.get_running_loop().time()
         async with asyncio.timeout(LIST_TIMEOUT):
             listing = await list_tools(client)
+        self.answer_ms = _milliseconds_since(began)
         self.listing = Listing(listing.tools, (*wire.notes, *listing.notes))
         self._on_listing()
 
@@ -297,12 +317,15 @@ class Connection:
             client = await self._connected()
             try:
                 with self._busy():
-                    return await client.call_tool(
+                    began = asyncio.get_running_loop().time()
+                    answer = await client.call_tool(
                         tool,
                         arguments,
                         progress_callback=tell,
                         meta=cast("mcp_types.RequestParamsMeta", meta),
                     )
+                    self.answer_ms = _milliseconds_since(began)
+                    return answer
             except MCPError as error:
                 if resend and error.code == SESSION_ENDED:
                     self._renew(client, "the server ended the session")
@@ -329,12 +352,14 @@ class Connection:
                 self._idle.set()
 
     async def _connected(self) -> Client:
-        if self.state == "connecting":
+        if self.state == "connecting" and not self._retired:
             try:
                 async with asyncio.timeout(READY_WAIT):
                     await self._settled.wait()
             except TimeoutError:
                 raise self._unavailable("it does not answer yet") from None
+        if self._retired:
+            raise self._unavailable(self._retired)
         if self._client is None:
             raise self._unavailable(self.reason or "it is not connected")
         return self._client
@@ -358,6 +383,10 @@ class Connection:
         if isinstance(error, MCPError) and error.code != CONNECTION_CLOSED:  # see `Wire.clean`
             return ToolFailure(error.message or "The server refused the call and did not say why.")
         return self._unavailable("the connection was lost during the call, which may have had its effect")
+
+
+def _milliseconds_since(began: float) -> float:
+    return round((asyncio.get_running_loop().time() - began) * 1000, 1)
 
 
 def _explain(error: BaseException, server: Server) -> str:
