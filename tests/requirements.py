@@ -84,6 +84,8 @@ REQUIREMENTS: Final[dict[str, tuple[str, str]]] = {
     "log:schema-version": ("An older file is migrated, a newer one refused", "2 §2.1"),
     "engine:admission": ("`MAX_RUNNING` run, `MAX_QUEUED` wait, the next is refused", "2 §2.2"),
     "engine:recovery": ("Unfinished executions whose driver is gone go on after a start", "2 §2.2"),
+    "engine:doors": ("A cancel or a decision given to one process reaches the driver in another within 2 s", "3 §1"),
+    "engine:fence": ("A driver that lost its execution writes nothing more", "3 §1"),
     "engine:profile": ("A driver claims only executions of its own profile", "DESIGN §1.7"),
     "crash:at-most-once": ("Effects of unmarked tools happen at most once", "2 §2.4"),
     "crash:byte-for-byte": ("Events on record stay, byte for byte, through SIGKILL after any append", "2 §2.4"),
