@@ -1,0 +1,1 @@
+"""How fast it is: run by hand with `scripts/bench`, never a test. docs/performance.md has the figures."""

@@ -1,0 +1,134 @@
+"""2. The whole server over HTTP and SSE: its own process on one core, clients and model on the other.
+
+Durable and not, and the lesson's loop behind the same Starlette and uvicorn, take turns; the library's figure is
+that of variant (c1) with as many runs at once, in the same rounds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Final
+
+from server.limits import raise_open_files
+from tests.bench.child import Child, environment
+from tests.bench.figures import Figure, figure, percentile, ratios
+from tests.bench.model_server import plan
+from tests.bench.readers import post, read_all
+from tests.bench.setting import Setting
+
+EXECUTE: Final = "/api/v1/agent/execute"
+TURNS: Final = 10
+TOGETHER: Final = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What one server did under one load."""
+
+    per_second: float
+    cpu_ms: float  # per iteration
+    first_ms: list[float]
+
+
+def run(setting: Setting) -> list[Figure]:
+    """The table of item 2."""
+    raise_open_files()
+    env = environment(setting.folder, setting.model_url)
+    with ExitStack() as stack:
+        program = "tests.bench.served_app"
+        ours = stack.enter_context(Child(program, "ours", str(setting.folder / "served.db"), env=env))
+        memory = stack.enter_context(Child(program, "ours", "memory:", env=env))
+        lesson = stack.enter_context(Child(program, "lesson", env=env))
+        library = stack.enter_context(Child("tests.bench.variants", "c1", str(setting.folder), env=env))
+        servers = {"ours": ours, "memory": memory, "lesson": lesson}
+        for server in servers.values():
+            asyncio.run(_load(server, runs=2, together=2))
+        library.ask(turns=2)
+        return [
+            *_throughput(setting, servers, library),
+            *_first_event(setting, ours),
+            *_crowd(setting, ours, lesson),
+        ]
+
+
+def _throughput(setting: Setting, servers: dict[str, Child], library: Child) -> list[Figure]:
+    runs = setting.rounds(50, 100)
+    loads: dict[str, list[Load]] = {name: [] for name in servers}
+    alone: list[float] = []
+    for _ in range(setting.rounds(2, 7)):
+        for name, server in servers.items():
+            loads[name].append(asyncio.run(_load(server, runs=runs, together=TOGETHER)))
+        alone.append(library.ask(turns=TURNS, runs=runs, together=TOGETHER)["cpu_ms"])
+    rate = {name: [load.per_second for load in rounds] for name, rounds in loads.items()}
+    cpu = {name: [load.cpu_ms for load in rounds] for name, rounds in loads.items()}
+    return [
+        figure(f"ours, durable: iterations/s, {TOGETHER} runs at once", rate["ours"]),
+        figure("ours, in memory: iterations/s", rate["memory"]),
+        figure("the lesson's loop: iterations/s", rate["lesson"]),
+        ratios("ours / lesson's", rate["ours"], rate["lesson"]),
+        ratios("durable / in memory", rate["ours"], rate["memory"], target=0.9, at_least=True),
+        figure("ours, served: CPU per iteration", cpu["ours"], "ms"),
+        figure("the lesson's, served: CPU per iteration", cpu["lesson"], "ms"),
+        figure("ours, as a library: CPU per iteration", alone, "ms"),
+        figure(
+            "served − library", [a - b for a, b in zip(cpu["ours"], alone, strict=True)], "ms", target=1.0
+        ),
+    ]
+
+
+def _first_event(setting: Setting, ours: Child) -> list[Figure]:
+    load = asyncio.run(
+        _load(
+            ours,
+            runs=setting.rounds(50, 200),
+            together=TOGETHER,
+            turns=2,
+            delay_ms=1000,
+            apart=1 / TOGETHER,  # clients do not come in step
+        )
+    )
+    middle = percentile(load.first_ms, 0.5)
+    return [
+        Figure(
+            name=f"first event after the model's last byte, p50, {TOGETHER} runs at once, 1 s model",
+            measured=middle,
+            unit="ms",
+            target=20.0,
+        ),
+        Figure(name="the same, p99", measured=percentile(load.first_ms, 0.99), unit="ms"),
+    ]
+
+
+def _crowd(setting: Setting, ours: Child, lesson: Child) -> list[Figure]:
+    crowd = setting.rounds(100, 1000)
+    turns = setting.rounds(2, TURNS)
+    found: dict[str, list[Load]] = {"ours": [], "lesson": []}
+    for _ in range(setting.rounds(1, 2)):
+        for name, server in (("ours", ours), ("lesson", lesson)):
+            load = _load(server, runs=crowd, together=crowd, turns=turns, delay_ms=1000)
+            found[name].append(asyncio.run(load))
+    rate = {name: [load.per_second for load in loads] for name, loads in found.items()}
+    return [
+        figure(f"ours: iterations/s, {crowd:,} runs at once, 1 s model (ideal {crowd:,})", rate["ours"]),
+        figure("the lesson's loop: the same", rate["lesson"]),
+        ratios("ours / lesson's", rate["ours"], rate["lesson"], target=3.0, at_least=True),
+        Figure(name="ours: CPU per iteration in that crowd", measured=found["ours"][0].cpu_ms, unit="ms"),
+        Figure(name="the lesson's: the same", measured=found["lesson"][0].cpu_ms, unit="ms"),
+    ]
+
+
+async def _load(
+    server: Child, *, runs: int, together: int, turns: int = TURNS, delay_ms: int = 0, apart: float = 0.0
+) -> Load:
+    prompt = plan(turns, delay_ms=delay_ms, stamp=True)
+    request = post(EXECUTE, {"prompt": prompt, "max_iterations": turns + 1})
+    before = server.ask(do="cost")["cpu_ms"]
+    seen, seconds = await read_all(server.hello, request, runs=runs, together=together, apart=apart)
+    cpu = server.ask(do="cost")["cpu_ms"] - before
+    if not all(one.final for one in seen):
+        raise RuntimeError("a stream ended without its final event")
+    iterations = runs * turns
+    first = [one.first_ms for one in seen if one.first_ms is not None]
+    return Load(iterations / seconds, cpu / iterations, first)

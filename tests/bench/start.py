@@ -1,0 +1,102 @@
+"""4. Start: `loopwright stdio` as an assistant spawns it, beside the smallest server that the MCP SDK makes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, Final
+
+from tests.bench.child import ROOT, environment, resident_kb
+from tests.bench.figures import Figure, figure, ratios
+from tests.bench.model_server import plan
+from tests.bench.setting import Setting
+from tests.bench.stdio_talk import BARE, LOOPWRIGHT, Talk
+
+SETTLED: Final = 1.0
+"""Seconds after which an idle process's memory is looked at."""
+MODELS: Final = {"openai-chat:gpt-4o": "native", "openai/gpt-4o": "LiteLLM"}
+
+
+def run(setting: Setting) -> list[Figure]:
+    """The table of item 4."""
+    rounds = setting.rounds(3, 15)
+    env = environment(setting.folder, setting.model_url)
+    _spawn(LOOPWRIGHT, env), _spawn(BARE, env)  # makes the database, warms the file cache
+    ours, bare, memory = [], [], []
+    for _ in range(rounds):
+        bare.append(_spawn(BARE, env)[0])
+        seconds, kb = _spawn(LOOPWRIGHT, env)
+        ours.append(seconds)
+        memory.append(kb / 1024)
+    return [
+        figure("bare MCPServer: spawn to initialize answered", [s * 1000 for s in bare], "ms"),
+        figure("loopwright stdio: the same", [s * 1000 for s in ours], "ms"),
+        ratios("loopwright / bare", ours, bare, target=1.15),
+        figure("loopwright stdio: memory idle", memory, "MB", target=110),
+        *_first_events(rounds, env),
+        *_blocked(setting, env),
+    ]
+
+
+def _spawn(command: tuple[str, ...], env: dict[str, str]) -> tuple[float, float]:
+    with Talk(*command, env=env) as talk:
+        time.sleep(SETTLED)
+        return talk.seconds, resident_kb(talk.process.pid)
+
+
+def _first_events(rounds: int, env: dict[str, str]) -> list[Figure]:
+    found: dict[str, list[float]] = {model: [] for model in MODELS}
+    for _ in range(max(2, rounds // 2)):
+        for model, seconds in found.items():
+            seconds.append(_first_event(model, env))
+    return [
+        figure(f"spawn to the first event of execute_task, {kind}", found[model], "s", target=1.5)
+        for model, kind in MODELS.items()
+    ]
+
+
+def _first_event(model: str, env: dict[str, str]) -> float:
+    """Seconds from the spawn to the first progress that tells of an event on record."""
+    task = {"prompt": plan(1), "model": model}
+    with Talk(*LOOPWRIGHT, env=env) as talk:
+        meta = {"progressToken": "bench"}
+        talk.tell("tools/call", {"name": "execute_task", "arguments": task, "_meta": meta})
+        while not _is_event(talk.hear()):
+            pass
+        return talk.since_spawn()
+
+
+def _is_event(said: dict[str, Any]) -> bool:
+    if "result" in said or "error" in said:
+        return True
+    return said.get("method") == "notifications/progress" and said["params"]["progress"] >= 1
+
+
+def _blocked(setting: Setting, env: dict[str, str]) -> list[Figure]:
+    figures = []
+    for model, kind in MODELS.items():
+        told = [_import(model, env) for _ in range(setting.rounds(1, 5))]
+        worst = [one["worst_ms"] for one in told]
+        figures += [
+            figure(f"event loop blocked at most while {kind} is loaded", worst, "ms", target=100),
+            figure(f"loading {kind} beside it", [one["took_ms"] for one in told], "ms"),
+        ]
+        if any(one["eager"] for one in told):
+            raise RuntimeError("a model library was imported before a model was asked for")
+    return figures
+
+
+def _import(model: str, env: dict[str, str]) -> dict[str, Any]:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.bench.blocked", model],
+        cwd=Path(ROOT),
+        env=env,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    told: dict[str, Any] = json.loads(done.stdout)
+    return told
