@@ -40,6 +40,7 @@ class Authority:
     methods: tuple[str, ...] = ("none", "client_secret_basic", "client_secret_post")
     pkce: tuple[str, ...] = ("S256",)
     issuer: str = ""
+    token_endpoint: str = ""
     public_key: str = ""
     """Of the client `signer`, whose assertions are checked with it."""
     clients: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -95,7 +96,7 @@ class Authority:
         found = {
             "issuer": self.issuer or base,
             "authorization_endpoint": f"{base}/authorize",
-            "token_endpoint": f"{base}/oauth/token",
+            "token_endpoint": self.token_endpoint or f"{base}/oauth/token",
             "revocation_endpoint": f"{base}/revoke",
             "response_types_supported": ["code"],
             "code_challenge_methods_supported": self.pkce,
@@ -117,7 +118,7 @@ class Authority:
         page = dict(request.query_params)
         self.pages.append(page)
         client = self.clients.get(page["client_id"])
-        if client is None or page["redirect_uri"] not in client["redirect_uris"]:
+        if client is None or page["redirect_uri"] not in (client["redirect_uris"] or [page["redirect_uri"]]):
             return JSONResponse({"error": "invalid_request"}, 400)
         back = {"state": page["state"]}
         if self.denies:
@@ -203,6 +204,8 @@ class Resource:
     told: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when somebody was turned away."""
     scope_missing: bool = False
+    open: bool = False
+    """Whether everybody is let in."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         assert self.app is not None
@@ -214,7 +217,7 @@ class Resource:
             response = JSONResponse(
                 {"resource": f"{base}/mcp", "authorization_servers": [self.authority_url]}
             )
-        elif kind != "Bearer" or token not in self.authority.live:
+        elif not self.open and (kind != "Bearer" or token not in self.authority.live):
             self.turned_away += 1
             self.told.set()
             where = f'Bearer resource_metadata="{base}/.well-known/oauth-protected-resource/mcp"'

@@ -120,6 +120,7 @@ REQUIREMENTS: Final[dict[str, tuple[str, str]]] = {
     "downstream:shown": ("`tools`, `/readyz` and `loopwright://tools` say the same of each server", "5 §10"),
     "downstream:oauth:renewal": ("A token that ran out is renewed once; a refused renewal needs a login", "5 §9"),
     "downstream:oauth:bound": ("A token goes to the address that it was given for, and nowhere else", "5 §9"),
+    "cli:login": ("`loopwright login` and `logout` are a person's way, each refusal names its cure", "5 §9"),
     "downstream:oauth:machine": ("Client credentials need no person", "5 §9"),
     "downstream:oauth:secret": ("No token is logged, told or stored but in its own file", "5 §9"),
     "downstream:sessions": ("A server that forgot its sessions gets one new handshake, no call is made twice", "5 §1"),
