@@ -11,14 +11,25 @@ import json
 import time
 from decimal import Decimal
 from enum import StrEnum
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, field_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    ValidationInfo,
+    field_validator,
+)
 
 from executor.strict_json import too_deep
 
 MAX_PROMPT_BYTES = 262_144
 MAX_OUTPUT_SCHEMA_BYTES = 32_768
+STORED: Final = {"stored": True}
+"""The validation context of what a door has let in once. Its `output_schema` is not checked again: that takes up
+to half a second of each read, and what was just quick enough then might be too slow now."""
 
 Status: TypeAlias = Literal["working", "input_required", "completed", "failed", "cancelled"]
 """The words of MCP tasks. `working` and `input_required` are unfinished; the others are for ever."""
@@ -132,8 +143,8 @@ class TaskRequest(Model):
 
     @field_validator("output_schema")
     @classmethod
-    def _usable_schema(cls, schema: dict[str, Any] | None) -> dict[str, Any] | None:
-        if schema is not None:
+    def _usable_schema(cls, schema: dict[str, Any] | None, info: ValidationInfo) -> dict[str, Any] | None:
+        if schema is not None and info.context != STORED:
             check_output_schema(schema)
         return schema
 

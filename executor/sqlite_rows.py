@@ -19,7 +19,7 @@ from executor.errors import (
     StillRunning,
 )
 from executor.log import LOG_FORMAT, Created, Entry, Lease, NewExecution, Row, Survey, at_once, cursor_at
-from executor.schema import Execution, Status, TaskRequest
+from executor.schema import STORED, Execution, Status, TaskRequest
 
 UNFINISHED = "('working', 'input_required')"
 
@@ -75,9 +75,9 @@ class _Found:
     def execution(self) -> Execution:
         whole = b'{"request":' + self.request + b"," + self.snapshot[1:]
         if self.format <= LOG_FORMAT:
-            return Execution.model_validate_json(whole)
+            return Execution.model_validate_json(whole, context=STORED)
         try:
-            return Execution.model_validate_json(whole, extra="ignore")
+            return Execution.model_validate_json(whole, extra="ignore", context=STORED)
         except (
             ValidationError
         ):  # a field that we know means something else there: columns are the same for ever
@@ -195,10 +195,13 @@ def check(
 
 
 def get(connection: sqlite3.Connection, execution_id: str, owner: str | None) -> Row:
+    # The owner is asked about here, before a long request is read: how long a refusal takes must tell nobody what exists.
     found = connection.execute(
-        f"SELECT {_ROW} FROM executions JOIN requests USING (pos) WHERE execution_id = ?", (execution_id,)
+        f"SELECT {_ROW} FROM executions JOIN requests USING (pos)"
+        " WHERE execution_id = ? AND owner = coalesce(?, owner)",
+        (execution_id, owner),
     ).fetchone()
-    if found is None or owner not in (None, found[1]):
+    if found is None:
         raise NotFound
     return _Found(*found).row
 

@@ -11,6 +11,7 @@ import stat
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, closing, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -454,6 +455,20 @@ async def test_a_database_that_is_moved_or_replaced_while_open_takes_no_more_unt
     await asyncio.to_thread(elsewhere.replace, path)
     await append(log, "a", 1)
     assert query(path, "SELECT execution_id, last_seq FROM executions") == [("a", 1)]
+
+
+async def test_an_output_schema_that_was_let_in_once_is_not_checked_with_each_read(
+    log: SqliteLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also not when it would take too long by now: nobody could read the run any more, or end it."""
+    request = TaskRequest(prompt="go", output_schema={"allOf": [{}]})
+    asked = execution("a").model_copy(update={"request": request})
+    await log.create(replace(new("a"), execution=asked))
+    monkeypatch.setattr("executor.json_schema.MAX_STEPS", 0)
+    with pytest.raises(ValueError, match="takes too long"):
+        TaskRequest(prompt="go", output_schema={"allOf": [{}]})
+    assert (await log.get("a")).execution == asked
+    assert (await log.list(OWNER)).executions == [asked]
 
 
 async def test_a_caller_that_is_cancelled_while_its_append_waits_breaks_nothing(
