@@ -231,13 +231,14 @@ def _refusal(error: ValidationError, path: Path, name: str) -> ConfigError:
     where = ".".join(str(part) for part in first["loc"])
     problem = str(first["msg"])
     if first["type"] == "extra_forbidden":
-        problem = f"is not a key of ours: {_meant(str(first['loc'][-1]))}"
+        *above, key = map(str, first["loc"])
+        problem = f"is not a key of ours: {_meant(key, OurOAuth if 'oauth' in above else _Rules)}"
     return ConfigError(problem, file=path, server=name, field=where or None)
 
 
-def _meant(key: str) -> str:
-    close = difflib.get_close_matches(key, _Rules.model_fields, n=1)
-    return f"did you mean {close[0]}?" if close else f"there are {', '.join(_Rules.model_fields)}"
+def _meant(key: str, model: type[BaseModel]) -> str:
+    close = difflib.get_close_matches(key, model.model_fields, n=1)
+    return f"did you mean {close[0]}?" if close else f"there are {', '.join(model.model_fields)}"
 
 
 def _server(name: str, entry: _Entry, folder: Path, variables: Mapping[str, str]) -> Server:
