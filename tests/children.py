@@ -5,7 +5,7 @@ import os
 import re
 import sys
 from asyncio.subprocess import DEVNULL, PIPE, Process
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -63,6 +63,13 @@ class Child:
             self.said.append(line.decode("utf-8", "replace").rstrip())
             self._news.set()
         self._news.set()
+
+
+async def comes_true(condition: Callable[[], bool], within: float = PATIENCE) -> None:
+    """Return when it holds; of what other processes do nobody can tell a test."""
+    async with asyncio.timeout(within):
+        while not condition():  # noqa: ASYNC110 - see above
+            await asyncio.sleep(0.05)
 
 
 def loopwright(

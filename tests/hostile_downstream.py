@@ -1,11 +1,13 @@
 """A downstream MCP server over stdio that does what none should; plain JSON-RPC, so that it starts at once.
 
-    python hostile_downstream.py [environment | junk | stubborn PIDS]
+    python hostile_downstream.py [environment | junk | stubborn PIDS | parent PIDS]
 
 `environment`: prints its environment on stderr and ends. `junk`: prints 20,000 lines on stdout first.
 `stubborn`: starts a child of its own, writes both numbers to the file PIDS, and hears neither SIGTERM nor the
-end of its stdin. Tools: `raw` answers with the line it is given (`@ID@` is the request's id), `long` with a
-line of n bytes that never ends, `refuse` with an error that quotes the environment, `tell` with all of it.
+end of its stdin; `parent`: ends as it should, and leaves such a child behind.
+
+Tools: `raw` answers with the line it is given (`@ID@` is the request's id), `long` with a line of n bytes that
+never ends, `refuse` with an error that quotes the environment, `tell` with all of it.
 """
 
 from __future__ import annotations
@@ -74,6 +76,7 @@ def main() -> None:
         say("".join(f"junk {os.environ['JUNK']} {number}\n" for number in range(20_000)))
     if mode == "stubborn":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if mode in ("stubborn", "parent"):
         child = subprocess.Popen([sys.executable, "-c", SLEEPER])
         Path(sys.argv[2]).write_text(f"{os.getpid()} {child.pid}")
     for line in sys.stdin:

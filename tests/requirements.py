@@ -124,6 +124,7 @@ REQUIREMENTS: Final[dict[str, tuple[str, str]]] = {
     "downstream:oauth:machine": ("Client credentials need no person", "5 §9"),
     "downstream:oauth:secret": ("No token is logged, told or stored but in its own file", "5 §9"),
     "downstream:sessions": ("A server that forgot its sessions gets one new handshake, no call is made twice", "5 §1"),
+    "downstream:processes": ("No process of a tool server outlives us: 6 s after a stop, 10 s after a SIGKILL", "5 §3"),
     "downstream:peers": ("Runs with servers of other makers end well, killed in the middle or not", "5 §12"),
     "owner:foreign": ("Another owner's execution, session and key are unknown at every door", "3 §2"),
     "doors:decisions": ("Clients may approve and reject; only time makes a question expire", "3 §6"),

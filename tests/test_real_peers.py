@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +18,7 @@ import httpx2
 import mcp
 import pytest
 
-from tests.children import PATIENCE, Child, loopwright
+from tests.children import PATIENCE, Child, comes_true, loopwright
 from tests.fake_models import Answer, Call, FakeModels
 from tests.http_client import EXECUTE, EXECUTIONS, Stream, parse
 from tests.peers import Local, Remote, Use, clock, everything, files
@@ -117,17 +117,9 @@ async def usable(client: httpx2.AsyncClient) -> None:
             await asyncio.sleep(0.05)
 
 
-async def comes_true(condition: Callable[[], bool]) -> None:
-    """Return when it holds; of what other processes do nobody can tell the test."""
-    async with asyncio.timeout(PATIENCE):
-        while not condition():  # noqa: ASYNC110 - see above
-            await asyncio.sleep(0.05)
-
-
 async def none_left(numbers: list[int]) -> None:
     """None of the processes is left, within the ten seconds that a killed Loopwright's servers have."""
-    async with asyncio.timeout(10):
-        await comes_true(lambda: not any(runs(number) for number in numbers))
+    await comes_true(lambda: not any(map(runs, numbers)), within=10)
 
 
 def turns(uses: list[Use], hold: asyncio.Event) -> list[Answer]:

@@ -13,7 +13,7 @@ logger = logging.getLogger("loopwright.tools")
 
 _PROGRAM = Path(__file__).with_name("watchdog.py")
 _CLOSE_TIMEOUT = 5.0
-GRACE = 2.0
+GRACE = 1.5
 """Seconds that a server has to end after its stdin did; then SIGTERM, and as long again until SIGKILL."""
 
 

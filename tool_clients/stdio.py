@@ -46,9 +46,6 @@ from .messages import (
     unreadable,
 )
 
-EXIT_GRACE = 2.0
-"""Seconds that a server has to end after its stdin did; then SIGTERM, and as long again until SIGKILL."""
-
 _FLUSH_TIME = 0.5
 _REAP_TIME = 2.0
 _POLL = 0.01
@@ -95,7 +92,7 @@ async def open_stdio(
                     write.close()
                     with anyio.move_on_after(_FLUSH_TIME):
                         await flushed.wait()
-                    await _stop(process)
+                    await _stop(process, guard.grace)
                     for stream in (read, write, incoming, outgoing):
                         await stream.aclose()
                 tasks.cancel_scope.cancel()
@@ -201,19 +198,19 @@ async def _start(transport: Stdio, errlog: TextIO) -> ServerProcess:
     return process
 
 
-async def _stop(process: ServerProcess) -> None:
-    """Close stdin, wait, then end the whole group
+async def _stop(process: ServerProcess, grace: float) -> None:
+    """Close stdin, wait, then end the whole group, also what the server has left behind in it
     (https://modelcontextprotocol.io/specification/2025-11-25/basic/lifecycle#shutdown)."""
     assert process.stdin is not None and process.stdout is not None
     with suppress(*_GONE):
         await process.stdin.aclose()
-    if not await _exited(process, EXIT_GRACE):
-        if sys.platform == "win32":
-            await terminate_windows_process_tree(process)
-        else:
-            assert isinstance(process, Process)
-            await terminate_posix_process_tree(process, EXIT_GRACE)
-        await _exited(process, _REAP_TIME)
+    gone = await _exited(process, grace)
+    if sys.platform != "win32":
+        assert isinstance(process, Process)
+        await terminate_posix_process_tree(process, grace)
+    elif not gone:  # what it has left behind ends with its job, below
+        await terminate_windows_process_tree(process)
+    await _exited(process, _REAP_TIME)
     close_process_job(process)
     with suppress(*_GONE):
         await process.stdout.aclose()

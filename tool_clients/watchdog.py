@@ -1,7 +1,7 @@
 """Ends the servers of a Loopwright that was killed; a program of its own, run by `tool_clients.guard`.
 
 It reads `+<process group>` and `-<process group>` from stdin. When stdin ends while groups are left,
-Loopwright is gone and could not stop them: they have two seconds to see the end of their own stdin, two more
+Loopwright is gone and could not stop them: they have a moment to see the end of their own stdin, another one
 after SIGTERM, then they are killed.
 """
 
@@ -10,7 +10,8 @@ import signal
 import sys
 import time
 
-GRACE = 2.0
+GRACE = 1.5
+"""Seconds: after a Loopwright that gave itself 2.5 to end, all of it is over within six."""
 
 
 def main() -> None:
@@ -28,7 +29,7 @@ def main() -> None:
 
 
 def wait(groups: set[int]) -> None:
-    """At most two seconds, until none of the groups has a process any more."""
+    """At most `GRACE`, until none of the groups has a process any more."""
     until = time.monotonic() + GRACE
     while any(send(group, 0) for group in groups) and time.monotonic() < until:
         time.sleep(0.05)
