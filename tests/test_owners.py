@@ -4,9 +4,11 @@ whole. A new route or tool fails the tests here until the tables say how it trea
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+import sqlite3
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import asynccontextmanager, closing, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,15 +21,18 @@ from mcp.shared.exceptions import MCPError
 from starlette.applications import Starlette
 
 from executor import AgenticLoopExecutor, TaskRequest
+from executor.errors import NotFound
 from executor.log import EventLog
 from executor.memory_log import InMemoryLog
 from executor.schema import Execution
 from executor.sqlite_log import SqliteLog
+from executor.sqlite_rows import get
 from server.app import create_app
 from server.mcp_resources import RESOURCES, TEMPLATES, TOOLS_URI
 from server.mcp_schemas import TOOLS
 from server.mcp_server import mcp_routes, mcp_server
 from server.routes import Methods, routes
+from tests.entries import new
 from tests.http_client import EXECUTE, EXECUTIONS, served
 from tests.mcp_case import ERAS, Era, Gate, calls, case, structured, tools
 from tests.requirements import requirement
@@ -185,6 +190,33 @@ async def test_anothers_execution_is_answered_byte_for_byte_like_an_unknown_one(
                 assert answers[0] == answers[1], (method, path, variant, name)
                 assert (answers[0][0], b'"code":"not_found"' in answers[0][2]) == (404, True), (method, path)
     assert await two.all_of_hers() == before
+
+
+@requirement("owner:foreign")
+async def test_the_time_that_a_refusal_takes_does_not_tell_what_exists(tmp_path: Path) -> None:
+    """By the work that the database does: a long request of somebody else's is not read before it is refused."""
+    log = SqliteLog(tmp_path / "log.db")
+    await log.open()
+    await log.create(new("hers", owner="ann"))
+    await log.close()
+    asked = ((UNKNOWN, "bob"), (UNKNOWN, "bob"), ("hers", "bob"), ("hers", "ann"))
+    _, unknown, foreign, own = await asyncio.to_thread(
+        work, tmp_path / "log.db", asked
+    )  # the first loads the schema
+    assert unknown <= foreign < (unknown + own) / 2
+
+
+def work(database: Path, asked: Iterable[tuple[str, str]]) -> list[int]:
+    """How many steps SQLite takes for each execution and who asks for it."""
+    done = []
+    with closing(sqlite3.connect(database)) as connection:
+        for execution_id, owner in asked:
+            steps: list[None] = []
+            connection.set_progress_handler(partial(steps.append, None), 1)
+            with suppress(NotFound):
+                get(connection, execution_id, owner)
+            done.append(len(steps))
+    return done
 
 
 def own_headers(answer: httpx2.Response) -> dict[str, str]:

@@ -285,8 +285,12 @@ async def test_thirty_runs_come_through_while_their_processes_freeze_and_die(
             print(f" TEST_SEED={seed}", end="", flush=True)
         folder = tmp_path / str(seed)
         await asyncio.to_thread(folder.mkdir)
-        async with shared(folder, seconds=0.3) as both:
-            await come_through(both, random.Random(seed))
+        try:
+            async with shared(folder, seconds=0.3) as both:
+                await come_through(both, random.Random(seed))
+        except BaseException as fault:
+            fault.add_note(f"TEST_SEED={seed}")  # a worker of xdist prints nothing
+            raise
 
 
 async def come_through(both: Shared, chance: random.Random) -> None:
