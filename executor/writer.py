@@ -252,7 +252,7 @@ class Writer:
             if data_version == self._data_version:
                 return
             newest = self._newest_position()
-            named = self._appended_to(self._seen) if newest - self._seen < MANY_ENTRIES else None
+            named = self._appended_to(newest) if newest - self._seen < MANY_ENTRIES else None
         except sqlite3.Error as error:
             logger.debug("Could not look for other processes' events, looking again soon: %s", error)
             return
@@ -260,9 +260,14 @@ class Writer:
         if named is None or named:
             self._tell(self._changed, named)
 
-    def _appended_to(self, since: int) -> Sequence[str]:
-        found = self._connection.execute("SELECT DISTINCT execution_id FROM events WHERE pos > ?", (since,))
-        return [execution_id for (execution_id,) in found.fetchall()]
+    def _appended_to(self, newest: int) -> Sequence[str] | None:
+        """What has new events, up to position `newest`; None: some of them are gone already, and with them whose
+        they were."""
+        found = self._connection.execute(
+            "SELECT execution_id, count(*) FROM events WHERE pos > ? GROUP BY execution_id", (self._seen,)
+        ).fetchall()
+        there = sum(count for _, count in found)
+        return [execution_id for execution_id, _ in found] if there >= newest - self._seen else None
 
     def _read_data_version(self) -> int:
         return int(self._connection.execute("PRAGMA data_version").fetchone()[0])

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from executor.database import APPLICATION_ID, MIGRATIONS, Database
-from executor.errors import Conflict, DatabaseRefused, LeaseLost, StorageUnavailable
+from executor.errors import Conflict, DatabaseRefused, LeaseLost, NotFound, StorageUnavailable
 from executor.log import Entry, Lease, Page, Row, Survey
 from executor.schema import Execution, TaskRequest
 from executor.sqlite_log import SqliteLog
@@ -206,6 +206,25 @@ async def test_own_and_foreign_appends_reach_a_follower_in_order(log: SqliteLog,
         await asyncio.gather(write(log, 1), write(other, None), write(other, 1))
         await append(other, "a", 121, final=True)
         assert await reader == public(*(entry(seq) for seq in range(1, 121)), entry(121, final=True))
+
+
+async def test_a_follower_of_what_ended_and_was_deleted_elsewhere_between_two_looks_is_sent_home(
+    log: SqliteLog, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("executor.writer.LOOK_SECONDS", 60)
+    await log.create(new("a"))
+    await append(log, "a", 1)
+    follower = log.follow("a")
+    assert (await anext(follower)).seq == 1
+    async with opened(path) as elsewhere:
+        await append(elsewhere, "a", 2, final=True)
+        await elsewhere.delete("a", owner=OWNER)
+    waiting = asyncio.create_task(anext(follower))
+    await settled()
+    assert log._writer is not None
+    log._writer.nudge()
+    with pytest.raises(NotFound):
+        await waiting
 
 
 async def test_a_follower_catches_up_with_a_flood_from_elsewhere(log: SqliteLog, path: Path) -> None:
