@@ -82,6 +82,7 @@ def parser() -> argparse.ArgumentParser:
         help="how long runs may still take when a signal says stop (default 20); the rest goes on at the next start",
     )
     _add_agent(serve)
+    _add_toolset(serve)
     _add_storage(serve)
     _add_config(serve)
 
@@ -89,6 +90,7 @@ def parser() -> argparse.ArgumentParser:
         commands, "stdio", _stdio, "speak MCP on stdin and stdout, for an assistant that starts us"
     )
     _add_agent(stdio)
+    _add_toolset(stdio)
     _add_storage(stdio)
     _add_config(stdio)
 
@@ -110,6 +112,7 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("--session", metavar="ID", help="go on with the conversation of this session")
     run.add_argument("--system-prompt", metavar="TEXT", help="who the agent is")
     _add_agent(run)
+    _add_toolset(run)
     _add_storage(run)
     _add_config(run)
 
@@ -121,6 +124,7 @@ def parser() -> argparse.ArgumentParser:
         action="store_true",
         help="have each running process that uses this mcp.json read it anew; runs go on",
     )
+    _add_toolset(tools)
     _add_config(tools)
 
     _add_logins(commands)
@@ -164,6 +168,15 @@ def _add_agent(command: argparse.ArgumentParser) -> None:
         "--agent",
         metavar="MODULE:ATTRIBUTE",
         help="your own Pydantic AI agent takes the turns (LOOPWRIGHT_AGENT)",
+    )
+
+
+def _add_toolset(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--toolset",
+        action="append",
+        metavar="MODULE:ATTRIBUTE",
+        help="tools in Python: functions, toolsets, a factory of them (repeatable; LOOPWRIGHT_TOOLSETS)",
     )
 
 
@@ -399,6 +412,7 @@ def _flags(arguments: argparse.Namespace) -> Flags:
     return Flags(
         model=given.get("model"),
         agent=given.get("agent"),
+        toolsets=tuple(given.get("toolset") or ()) or None,
         mcp_config=given.get("config"),
         host=given.get("host"),
         port=given.get("port"),

@@ -27,6 +27,7 @@ from tool_clients.mcp_tools import McpTools
 
 from .notices import key_cure, notices
 from .own_agent import load_agent
+from .own_tools import OwnTools
 from .reloading import Reloading
 from .settings import Settings, SettingsError, data_folder
 
@@ -43,6 +44,7 @@ class Parts:
     settings: Settings
     executor: AgenticLoopExecutor
     tools: McpTools
+    own_tools: OwnTools
     log: EventLog
     reloading: Reloading
     notices: tuple[str, ...] = ()
@@ -54,12 +56,15 @@ class Parts:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Open what is needed, in order, and close it in reverse. Raises `LoopwrightError` for a database at fault."""
+        """Open what is needed, in order, and close it in reverse. Raises `LoopwrightError` for a database at fault,
+        `SettingsError` for tools of the user's own that cannot be used."""
         await self.log.open()  # first: a database at fault shows before any child process is started
         try:
             path = await asyncio.to_thread(config_path, self.settings)
-            async with self.tools, self.executor, self.reloading.listening(path):
-                yield
+            async with self.own_tools.opened() as own:
+                self.executor.tool_registry = own
+                async with self.tools, self.executor, self.reloading.listening(path):
+                    yield
         finally:
             await self.log.close()
 
@@ -84,10 +89,10 @@ def config_path(settings: Settings) -> Path | None:
 
 def profile(settings: Settings) -> str:
     """Whose runs this process may drive: the setting, else the `mcp.json` in force, else `default`; those of a
-    user's own agent are apart."""
+    user's own agent, and of tools in Python, are apart."""
     path = config_path(settings)
-    tools = str(path.resolve()) if path else "default"
-    return settings.profile or (f"{tools} {settings.agent}" if settings.agent else tools)
+    own = [*([settings.agent] if settings.agent else []), *sorted(settings.toolsets)]
+    return settings.profile or " ".join([str(path.resolve()) if path else "default", *own])
 
 
 def store(settings: Settings) -> EventLog:
@@ -141,7 +146,7 @@ def policy(settings: Settings, providers: Providers, agent: Agent[Any, Any] | No
 def composed(settings: Settings, *, take_over: bool = True, own_url: str | None = None) -> Parts:
     """An executor on the database and with the tools that the settings name, not yet at work.
 
-    Reads files and imports the user's own agent: not for an event loop that has anything else to do.
+    Reads files and imports the user's own agent and tools: not for an event loop that has anything else to do.
     `take_over`: go on with what other processes of the profile left unfinished, and remove what is too old.
     `own_url`: our own MCP endpoint, left out of the tools. Raises `SettingsError`.
     """
@@ -156,6 +161,7 @@ def composed(settings: Settings, *, take_over: bool = True, own_url: str | None 
         key_cure=key_cure,
     )
     tools = McpTools(config, default_timeout=settings.tool_timeout, own_url=own_url, version=VERSION)
+    own_tools = OwnTools.load(settings.toolsets)
     executor = AgenticLoopExecutor(
         {},
         [],
@@ -176,6 +182,7 @@ def composed(settings: Settings, *, take_over: bool = True, own_url: str | None 
         settings=settings,
         executor=executor,
         tools=tools,
+        own_tools=own_tools,
         log=log,
         notices=tuple(notices(settings, config, own_model=own_model)),
         reloading=Reloading(tools, partial(tool_config, settings)),
@@ -192,10 +199,11 @@ async def opened(
         yield parts
 
 
-def tools_status(tools: McpTools) -> dict[str, Any]:
+def tools_status(tools: McpTools, own_tools: OwnTools) -> dict[str, Any]:
     """What the agent can use and how each server is, as JSON: for `loopwright://tools`, `/readyz` and
     `loopwright tools`."""
     origins = {name: (state.name, own) for state in tools.states() for name, own in state.own_names.items()}
+    origins |= {name: (toolset, name) for toolset, own in own_tools.offered.items() for name in own}
     offered = [
         {
             "name": tool.name,
@@ -207,7 +215,7 @@ def tools_status(tools: McpTools) -> dict[str, Any]:
             "idempotent": tool.idempotent,
             "needs_approval": tool.needs_approval,
         }
-        for tool in tools.tools().values()
+        for tool in {**tools.tools(), **own_tools.tools}.values()
     ]
     servers = [
         {
@@ -223,4 +231,4 @@ def tools_status(tools: McpTools) -> dict[str, Any]:
         }
         for state in tools.states()
     ]
-    return {"tools": offered, "servers": servers}
+    return {"tools": offered, "servers": [*servers, *own_tools.states()]}

@@ -12,6 +12,7 @@ from tool_clients.mcp_tools import McpTools
 from .compose import VERSION, tool_config, tools_status
 from .console import give, printable, say, shortened, table
 from .notices import no_tools
+from .own_tools import OwnTools
 from .reloading import reload_everywhere
 from .settings import Settings
 
@@ -22,15 +23,18 @@ WHOLE_REASON = 600
 async def show_tools(settings: Settings, *, as_json: bool = False) -> int:
     """Each server's state, and the tools that the agent is offered. Gives the exit code: 1 when a server failed."""
     config = await asyncio.to_thread(tool_config, settings)
-    if (line := await asyncio.to_thread(no_tools, config)) is not None:
+    if not settings.toolsets and (line := await asyncio.to_thread(no_tools, config)) is not None:
         say(line)
-    async with McpTools(config, default_timeout=settings.tool_timeout, version=VERSION) as tools:
+    own_tools = await asyncio.to_thread(OwnTools.load, settings.toolsets)
+    tools = McpTools(config, default_timeout=settings.tool_timeout, version=VERSION)
+    async with own_tools.opened(), tools:
         await tools.ready()
-        status = tools_status(tools)
+        status = tools_status(tools, own_tools)
     if as_json:
         give(json.dumps({"config": None if config.path is None else str(config.path), **status}, indent=2))
-    elif config.path is not None:
-        say(f"{config.path}:")
+    else:
+        if config.path is not None:
+            say(f"{config.path}:")
         for part in _pages(status):
             give(part)
     return 1 if any(server["state"] == "failed" for server in status["servers"]) else 0

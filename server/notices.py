@@ -21,7 +21,7 @@ def notices(settings: Settings, config: Config, *, own_model: bool = False) -> I
     """What to say at the start. `own_model`: the user's own agent brings its model along, and its key."""
     if settings.database_url == "memory:" and os.environ.get(f"{PREFIX}DATABASE_URL", "memory:") != "memory:":
         yield f"Everything is kept in memory: {PREFIX}DATABASE_URL is not used."
-    if (line := no_tools(config)) is not None:
+    if not settings.toolsets and (line := no_tools(config)) is not None:
         yield line
     if not own_model and (line := no_key(settings)) is not None:
         yield line

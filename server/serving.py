@@ -100,7 +100,7 @@ def make_app(
         port=port,
         on_disconnect=settings.http_on_disconnect,
         wait_seconds=settings.wait_seconds,
-        tools=lambda: tools_status(parts.tools),
+        tools=lambda: tools_status(parts.tools, parts.own_tools),
         lifespan=lifespan,
     )
 

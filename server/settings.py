@@ -32,9 +32,11 @@ Names = Annotated[tuple[str, ...], NoDecode]
 
 
 class SettingsError(Exception):
-    """A setting cannot be used; the text names it and the cure."""
+    """A setting cannot be used; the text names it and the cure, `code` is stable."""
 
-    code = "invalid_settings"
+    def __init__(self, message: str, *, code: str = "invalid_settings") -> None:
+        super().__init__(message)
+        self.code = code
 
 
 class Settings(BaseSettings):
@@ -52,6 +54,9 @@ class Settings(BaseSettings):
     )
     agent: str | None = Field(
         default=None, description="module:attribute of a Pydantic AI agent, e.g. my_agents:helper"
+    )
+    toolsets: Names = Field(
+        default=(), description="module:attribute of tools in Python, e.g. my_tools:shop,my_tools:office"
     )
     database_url: str = Field(
         default="", description="sqlite:////absolute/path.db, sqlite:///relative/path.db or memory:"
@@ -104,7 +109,7 @@ class Settings(BaseSettings):
         default="INFO", description="DEBUG, INFO, WARNING or ERROR"
     )
 
-    @field_validator("models", "allowed_hosts", "allowed_origins", mode="before")
+    @field_validator("models", "toolsets", "allowed_hosts", "allowed_origins", mode="before")
     @classmethod
     def _comma_separated(cls, value: object) -> object:
         if not isinstance(value, str):
@@ -140,6 +145,7 @@ class Flags(Model):
 
     model: str | None = None
     agent: str | None = None
+    toolsets: tuple[str, ...] | None = None
     database_url: str | None = None
     mcp_config: str | None = None
     host: str | None = None

@@ -40,5 +40,5 @@ def mcp_door(parts: Parts) -> McpDoor:
         wait_seconds=settings.wait_seconds,
         on_disconnect=settings.mcp_on_disconnect,
         version=VERSION,
-        tools=lambda: tools_status(parts.tools),
+        tools=lambda: tools_status(parts.tools, parts.own_tools),
     )
