@@ -1,8 +1,9 @@
 """A downstream MCP server over stdio that misbehaves on request; plain JSON-RPC, so that it starts at once.
 
-    python fake_downstream.py [exit|mute|stubborn]
+    python fake_downstream.py [exit|mute|stubborn|loud|late]
 
-`exit`: complains on stderr and ends. `mute`: never answers. `stubborn`: does not end when its stdin does.
+`exit`: complains on stderr and ends. `mute`: never answers. `stubborn`: does not end when its stdin does. `loud`:
+writes 5 MB to stderr before anything else. `late`: answers a call that was given up.
 With GATE=port in the environment it first connects there and waits for the other side to close.
 """
 
@@ -53,6 +54,12 @@ def send(message: dict[str, Any]) -> None:
     sys.stdout.flush()
 
 
+def shout() -> None:
+    """5 MB on stderr, in lines of 50 or in none."""
+    sys.stderr.write(("x" * 49 + ("\n" if "LINES" in os.environ else "x")) * 100_000)
+    sys.stderr.flush()
+
+
 def text(value: str) -> dict[str, Any]:
     return {"content": [{"type": "text", "text": value}]}
 
@@ -98,8 +105,7 @@ def call(params: dict[str, Any]) -> dict[str, Any] | None:
         case "meta":
             return text(json.dumps({key: value for key, value in meta.items() if "loopwright" in key}))
         case "flood":
-            sys.stderr.write("x" * 2_000_000)
-            sys.stderr.flush()
+            shout()
             return text("still here")
         case "cancelled":
             return text(json.dumps(CANCELLED))
@@ -143,12 +149,16 @@ def answer(method: str, params: dict[str, Any]) -> dict[str, Any] | None:
 def main() -> None:
     if port := os.environ.get("GATE"):
         pass_gate(port)
+    if MODE == "loud":
+        shout()
     if MODE == "exit":
         sys.exit("no licence found")
     for line in sys.stdin:
         message = json.loads(line)
         if message.get("method") == "notifications/cancelled":
             CANCELLED.append(message["params"].get("reason", ""))
+            if MODE == "late":
+                send({"id": message["params"]["requestId"], "result": text("too late")})
         if "id" not in message or MODE == "mute":
             continue
         try:

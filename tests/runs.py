@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from executor import AgenticLoopExecutor, AgenticStepEvent, TaskRequest, Tool
+from executor.tools import Toolbox
 from tests.fake_models import FakeModels, Script
 
 MODEL = "openai-chat:fake"
@@ -28,14 +29,19 @@ def definition(name: str, **properties: str) -> dict[str, Any]:
 async def running(
     script: Script,
     tools: Mapping[str, Callable[..., Any] | Tool] | None = None,
+    *,
+    toolbox: Toolbox | None = None,
     **settings: Any,
 ) -> AsyncIterator[tuple[AgenticLoopExecutor, FakeModels]]:
-    """An executor whose model is a fake server that plays `script`; plain tools take any arguments."""
+    """An executor whose model is a fake server that plays `script`; plain tools take any arguments.
+
+    `toolbox`: more tools, open for as long.
+    """
     definitions = [{"name": name, "parameters": {"type": "object"}} for name in tools or {}]
     schemas = settings.pop("schemas", definitions)
     async with FakeModels(script) as fake:
         os.environ.update(OPENAI_BASE_URL=fake.openai_url, OPENAI_API_KEY="sk-test")
-        given: dict[str, Any] = {"model": MODEL, "jitter": lambda: 0.0, **settings}
+        given: dict[str, Any] = {"model": MODEL, "jitter": lambda: 0.0, "tools": toolbox, **settings}
         async with AgenticLoopExecutor(tools or {}, schemas, **given) as executor:
             yield executor, fake
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import unquote
 
 import mcp_types
 from jsonschema import Draft202012Validator, SchemaError
@@ -54,23 +56,50 @@ def _fault(schema: dict[str, Any]) -> str | None:
         if len(json.dumps(schema).encode()) > MAX_SCHEMA_BYTES:
             return f"its schema is larger than {MAX_SCHEMA_BYTES:,} bytes"
         Draft202012Validator.check_schema(schema)
+        return _lost_reference(schema)
     except SchemaError as error:
         return f"its schema is no JSON Schema ({error.message[:200]})"
     except (RecursionError, UnicodeEncodeError):
         return "its schema is too deep or no text"
     except OverflowError:
         return "its schema has a pattern with too large a number"
-    return "its schema points elsewhere ($ref)" if _points_elsewhere(schema) else None
 
 
-def _points_elsewhere(node: object) -> bool:
+def _lost_reference(schema: dict[str, Any]) -> str | None:
+    references = list(_values("$ref", schema))
+    if any(not reference.startswith("#") for reference in references):
+        return "its schema points elsewhere ($ref)"
+    anchors = {f"#{anchor}" for anchor in _values("$anchor", schema)}
+    lost = [each for each in references if each not in anchors and not _is_there(each, schema)]
+    return f"its schema points to what is not there ({lost[0][:200]})" if lost else None
+
+
+def _values(keyword: str, node: object) -> Iterator[str]:
+    """The texts that a keyword has anywhere in a schema."""
     match node:
         case dict():
-            reference = node.get("$ref")
-            return (isinstance(reference, str) and not reference.startswith("#")) or any(
-                _points_elsewhere(value) for value in node.values()
-            )
+            if isinstance(own := node.get(keyword), str):
+                yield own
+            for value in node.values():
+                yield from _values(keyword, value)
         case list():
-            return any(_points_elsewhere(value) for value in node)
-        case _:
-            return False
+            for value in node:
+                yield from _values(keyword, value)
+
+
+def _is_there(reference: str, schema: Any) -> bool:
+    """Whether a JSON pointer after `#` (https://www.rfc-editor.org/rfc/rfc6901) leads to something."""
+    pointer = unquote(reference[1:])
+    if pointer and not pointer.startswith("/"):
+        return False
+    node = schema
+    for step in pointer.split("/")[1:]:
+        key = step.replace("~1", "/").replace("~0", "~")
+        match node:
+            case dict() if key in node:
+                node = node[key]
+            case list() if key.isdecimal() and int(key) < len(node):
+                node = node[int(key)]
+            case _:
+                return False
+    return True

@@ -20,7 +20,10 @@ def offered_name(server: str, tool: str) -> str:
     plain = f"{server}{_SEPARATOR}{tool}"
     cleaned = re.sub(r"[^A-Za-z0-9_-]", "_", plain)
     splits_only_here = plain.find(_SEPARATOR) == len(server)  # else a__b + c and a + b__c would be one name
-    if cleaned == plain and splits_only_here and len(plain) <= MAX_NAME:
+    seems_hashed = re.search(
+        f"_[0-9a-f]{{{_HASH_LENGTH}}}$", plain
+    )  # else a name could be made to hide another
+    if cleaned == plain and splits_only_here and not seems_hashed and len(plain) <= MAX_NAME:
         return plain
     digest = hashlib.sha256(f"{server}\0{tool}".encode("utf-8", "surrogatepass")).hexdigest()[:_HASH_LENGTH]
     return f"{cleaned[: MAX_NAME - _HASH_LENGTH - 1]}_{digest}"
