@@ -319,4 +319,6 @@ def _settle(future: asyncio.Future[None], error: Exception | None) -> None:
 
 
 def closed() -> StorageUnavailable:
-    return StorageUnavailable("The log is closed: open it first.")
+    return StorageUnavailable(
+        "The log is closed: open it first (`async with` its executor does; in an app, that is what the lifespan is for)."
+    )

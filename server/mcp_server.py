@@ -5,6 +5,7 @@ The base is the SDK's low-level server: `MCPServer` reads signatures, drops unkn
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Any, Final, TypeAlias
@@ -55,6 +56,13 @@ WAIT_SECONDS: Final = 50.0
 MAX_BODY_BYTES: Final = 1024 * 1024
 MAX_SESSIONS: Final = 1_000
 """Sessions of the handshake era that may be open over HTTP: each holds some 100 kB until it is idle for too long."""
+
+NOT_ENTERED: Final = (
+    "The MCP endpoint is not running: the app's lifespan must enter what `mcp_routes` gave beside the routes (a "
+    "mounted app's own lifespan is never run)."
+)
+
+log = logging.getLogger("loopwright.http")
 
 Context: TypeAlias = ServerRequestContext[Calls, Any]
 
@@ -216,6 +224,7 @@ class _Endpoint(AbstractAsyncContextManager[None]):
         self._session_idle_timeout = session_idle_timeout
         self._manager = self._new_manager()
         self._running = AsyncExitStack()
+        self._entered = False
 
     def _new_manager(self) -> StreamableHTTPSessionManager:
         return StreamableHTTPSessionManager(
@@ -229,12 +238,18 @@ class _Endpoint(AbstractAsyncContextManager[None]):
         self._door.closed = False
         self._manager = self._new_manager()  # the SDK's runs once
         await self._running.enter_async_context(self._manager.run())
+        self._entered = True
 
     async def __aexit__(self, *_: object) -> None:
+        self._entered = False
         self._door.closed = True  # before the manager cancels what is being served
         await self._running.aclose()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if not self._entered:
+            log.error("%s", NOT_ENTERED)
+            await _refusal(NOT_ENTERED, status_code=503)(scope, receive, send)
+            return
         if scope["method"] == "GET" and Headers(scope=scope).get("last-event-id"):
             # The SDK answers 500: https://github.com/modelcontextprotocol/python-sdk (no event store).
             await _refusal("This stream cannot be resumed: leave out Last-Event-ID.")(scope, receive, send)

@@ -394,3 +394,19 @@ def test_merging_leaves_the_hosts_document_as_it_was() -> None:
     both = merged(host, prefix="/x")
     assert host == before
     assert "/a" in both["paths"] and f"/x{EXECUTE}" in both["paths"]
+
+
+async def test_a_host_that_forgot_our_lifespan_is_told_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    executor = executor_of(tmp_path, Gate(), SqliteLog(tmp_path / "log.db"))
+    mcp, _ = mcp_routes(mcp_server(executor.executions))
+    host = Starlette(routes=[*routes(executor.executions), *mcp])
+    async with asyncio.timeout(20), served(host) as url, calling(url) as client:
+        answers = [await client.post(path, json={"prompt": "go"}) for path in (EXECUTE, "/mcp")]
+    assert [answer.status_code for answer in answers] == [503, 503]
+    assert "the app's lifespan must enter" in answers[1].json()["error"]["message"]
+    assert [record.message for record in caplog.records if "lifespan" in record.message] == [
+        "The log is closed: open it first (`async with` its executor does; in an app, that is what the lifespan is for).",
+        answers[1].json()["error"]["message"],
+    ]
