@@ -1,10 +1,11 @@
 """A downstream MCP server over stdio that misbehaves on request; plain JSON-RPC, so that it starts at once.
 
-    python fake_downstream.py [exit|mute|stubborn|loud|late]
+    python fake_downstream.py [exit|mute|stubborn|loud|loud in lines|late]
 
 `exit`: complains on stderr and ends. `mute`: never answers. `stubborn`: does not end when its stdin does. `loud`:
 writes 5 MB to stderr before anything else. `late`: answers a call that was given up.
-With GATE=port in the environment it first connects there and waits for the other side to close.
+With GATE=port in the environment it first connects there and waits for the other side to close; with TALLY=path
+each call of `hang` adds a line to that file.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import os
 import socket
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 OBJECT = {"type": "object", "properties": {}}
@@ -56,7 +58,7 @@ def send(message: dict[str, Any]) -> None:
 
 def shout() -> None:
     """5 MB on stderr, in lines of 50 or in none."""
-    sys.stderr.write(("x" * 49 + ("\n" if "LINES" in os.environ else "x")) * 100_000)
+    sys.stderr.write(("x" * 49 + ("\n" if "lines" in MODE else "x")) * 100_000)
     sys.stderr.flush()
 
 
@@ -85,6 +87,9 @@ def call(params: dict[str, Any]) -> dict[str, Any] | None:
         case "echo":
             return text(json.dumps(params["arguments"]))
         case "hang":
+            if path := os.environ.get("TALLY"):
+                with Path(path).open("a") as file:
+                    file.write("hang\n")
             progress = {"progressToken": meta["progressToken"], "progress": 1, "total": 4}
             send({"method": "notifications/progress", "params": progress})
             return None
@@ -149,7 +154,7 @@ def answer(method: str, params: dict[str, Any]) -> dict[str, Any] | None:
 def main() -> None:
     if port := os.environ.get("GATE"):
         pass_gate(port)
-    if MODE == "loud":
+    if MODE.startswith("loud"):
         shout()
     if MODE == "exit":
         sys.exit("no licence found")

@@ -124,6 +124,8 @@ REQUIREMENTS: Final[dict[str, tuple[str, str]]] = {
     "downstream:oauth:machine": ("Client credentials need no person", "5 §9"),
     "downstream:oauth:secret": ("No token is logged, told or stored but in its own file", "5 §9"),
     "downstream:names": ("Every tool is offered, under a name of its own that nothing but its server and itself decide", "5 §5"),
+    "downstream:content": ("The model reads all of a result that it can use, within bounds; the record keeps every part", "5 §6"),
+    "downstream:in-flight": ("A call under way ends once: at its limit, its server's end or a cancel, told to its server", "5 §1"),
     "downstream:sessions": ("A server that forgot its sessions gets one new handshake, no call is made twice", "5 §1"),
     "downstream:processes": ("No process of a tool server outlives us: 6 s after a stop, 10 s after a SIGKILL", "5 §3"),
     "downstream:peers": ("Runs with servers of other makers end well, killed in the middle or not", "5 §12"),
