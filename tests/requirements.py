@@ -133,6 +133,7 @@ REQUIREMENTS: Final[dict[str, tuple[str, str]]] = {
     "doors:decisions": ("Clients may approve and reject; only time makes a question expire", "3 §6"),
     "mcp:inspector": ("The MCP Inspector lists our tools strictly and runs a task, in both eras", "3 §10"),
     # Tools from Python
+    "tools:kinds": ("The lesson's stories are the same with every kind of tool", "5 §7"),
     "tools:pydantic-ai": ("A toolset of Pydantic AI is listed, validated and called as its owner meant it", "5 §7"),
     "tools:adk": ("A tool or toolset of Google ADK works, and says what it misses without ADK around it", "5 §7"),
     "tools:marks": ("What a toolset asks for is in the marks; more are given to all tools or by name", "5 §7"),

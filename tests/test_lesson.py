@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import httpx2
@@ -13,6 +13,7 @@ from executor import AgenticLoopExecutor, StepType, TaskRequest, ToolCallRecord
 from server.app import create_app
 from tests.fake_models import Answer, Call
 from tests.http_client import served
+from tests.kinds_of_tools import KINDS, Functions, Kind, Registry
 from tests.requirements import requirement
 from tests.runs import definition, lines, run, running
 
@@ -30,13 +31,32 @@ SCHEMAS = [definition("weather", city="string")]
 SCRIPT = [Answer(calls=[Call("weather", {"city": "Lyon"}, id="w")]), Answer(text="21 degrees in Lyon.")]
 
 
-@asynccontextmanager
-async def lesson(
-    script: list[Answer] | None = None, **settings: Any
-) -> AsyncIterator[tuple[AgenticLoopExecutor, Any]]:
-    settings = {"schemas": SCHEMAS, **settings}
-    async with running(script or SCRIPT, settings.pop("tools", {"weather": weather}), **settings) as both:
-        yield both
+class Lesson:
+    """An executor with the lesson's tools, of one kind; a story may bring others."""
+
+    def __init__(self, kind: Kind, stack: AsyncExitStack) -> None:
+        self.gave = kind.gave
+        self._kind = kind
+        self._stack = stack
+
+    async def tools(self, functions: Functions) -> Registry:
+        """The functions as tools of the kind, up to the story's end."""
+        return await self._stack.enter_async_context(self._kind.opened(functions))
+
+    @asynccontextmanager
+    async def __call__(
+        self, script: list[Answer] | None = None, **settings: Any
+    ) -> AsyncIterator[tuple[AgenticLoopExecutor, Any]]:
+        tools = await self.tools(settings.pop("tools", {"weather": weather}))
+        settings = {"schemas": SCHEMAS if self._kind.described else [], **settings}
+        async with running(script or SCRIPT, tools, **settings) as both:
+            yield both
+
+
+@pytest.fixture(params=KINDS)
+async def lesson(request: pytest.FixtureRequest) -> AsyncIterator[Lesson]:
+    async with AsyncExitStack() as stack:
+        yield Lesson(KINDS[request.param], stack)
 
 
 @asynccontextmanager
@@ -59,7 +79,8 @@ def frames(text: str) -> list[tuple[str, dict[str, Any]]]:
 
 @requirement("execute:lesson")
 @requirement("execute:history")
-async def test_a_consumer_of_agent_run_gets_call_result_answer_and_the_history_agrees() -> None:
+@requirement("tools:kinds")
+async def test_a_consumer_of_agent_run_gets_call_result_answer_and_the_history_agrees(lesson: Lesson) -> None:
     async with lesson() as (executor, _), over_http(executor) as client:
         response = await client.post("/agent/run", json={"prompt": "How warm is it in Lyon?"})
         history = (await client.get(response.headers["location"])).json()
@@ -72,7 +93,7 @@ async def test_a_consumer_of_agent_run_gets_call_result_answer_and_the_history_a
         {"city": "Lyon"},
     )
     record = ToolCallRecord.model_validate(result["tool_call"])
-    assert record.result == {"city": "Lyon", "degrees": 21}
+    assert lesson.gave(record) == {"city": "Lyon", "degrees": 21}
     assert record.error is None and record.duration_ms > 0 and record.iteration == 1
     assert (answer["is_final"], answer["content"]) == (True, "21 degrees in Lyon.")
     assert history["tool_history"] == [result["tool_call"]]
@@ -80,13 +101,13 @@ async def test_a_consumer_of_agent_run_gets_call_result_answer_and_the_history_a
     assert in_python.model_dump(mode="json") == history
 
 
-async def test_do_swap_the_registry_without_touching_the_loop() -> None:
+async def test_do_swap_the_registry_without_touching_the_loop(lesson: Lesson) -> None:
     async def other(city: str) -> str:
         return f"sunny in {city}"
 
     async with lesson(SCRIPT * 2) as (executor, _):
         first = await run(executor)
-        executor.tool_registry = {"weather": other}
+        executor.tool_registry = await lesson.tools({"weather": other})
         second = await run(executor)
     assert [e.content for e in first if e.step_type is StepType.TOOL_RESULT] == [
         '{"city":"Lyon","degrees":21}'
@@ -95,7 +116,7 @@ async def test_do_swap_the_registry_without_touching_the_loop() -> None:
 
 
 @requirement("execute:messages")
-async def test_do_append_the_whole_assistant_turn_before_its_results() -> None:
+async def test_do_append_the_whole_assistant_turn_before_its_results(lesson: Lesson) -> None:
     script = [
         Answer(text="Both.", calls=[Call("weather", {"city": c}, id=c.lower()) for c in ("Lyon", "Paris")]),
         Answer(text="Warm."),
@@ -127,7 +148,7 @@ async def test_do_append_the_whole_assistant_turn_before_its_results() -> None:
 
 @requirement("schema:limits")
 @pytest.mark.parametrize("iterations", [0, 500])
-async def test_do_refuse_an_impossible_budget_at_the_door(iterations: int) -> None:
+async def test_do_refuse_an_impossible_budget_at_the_door(lesson: Lesson, iterations: int) -> None:
     async with lesson() as (executor, fake), over_http(executor) as client:
         with pytest.raises(ValueError, match="max_iterations"):
             TaskRequest(prompt="go", max_iterations=iterations)
@@ -138,7 +159,7 @@ async def test_do_refuse_an_impossible_budget_at_the_door(iterations: int) -> No
 
 
 @requirement("fail:raising-tool")
-async def test_dont_let_a_tools_exception_out_of_execute() -> None:
+async def test_dont_let_a_tools_exception_out_of_execute(lesson: Lesson) -> None:
     async with lesson(tools={"weather": broken}) as (executor, fake):
         events = await run(executor)
     assert lines(events)[1:] == [
@@ -149,14 +170,14 @@ async def test_dont_let_a_tools_exception_out_of_execute() -> None:
     ]
     assert fake.bodies[1]["messages"][-2]["content"].startswith("TOOL_ERROR: TimeoutError")
     record = events[3].tool_call
-    assert record is not None and (record.result, record.error) == (
+    assert record is not None and (lesson.gave(record), record.error) == (
         None,
         "TimeoutError: the weather server does not answer",
     )
 
 
 @requirement("fail:malformed-arguments")
-async def test_dont_parse_arguments_outside_a_try() -> None:
+async def test_dont_parse_arguments_outside_a_try(lesson: Lesson) -> None:
     script = [Answer(calls=[Call("weather", '{"city": "Ly', id="w")]), *SCRIPT]
     async with lesson(script) as (executor, fake):
         events = await run(executor)
@@ -167,7 +188,7 @@ async def test_dont_parse_arguments_outside_a_try() -> None:
 
 
 @requirement("execute:budget:iterations")
-async def test_dont_send_the_final_event_only_on_natural_convergence() -> None:
+async def test_dont_send_the_final_event_only_on_natural_convergence(lesson: Lesson) -> None:
     script = [Answer(calls=[Call("weather", {"city": "Lyon"}, id=f"w{n}")]) for n in range(2)]
     async with lesson(script, partial_answer=False) as (executor, _):
         events = await run(executor, max_iterations=2)
@@ -182,7 +203,7 @@ async def test_dont_send_the_final_event_only_on_natural_convergence() -> None:
 
 
 @requirement("execute:budget:tool-errors")
-async def test_a_run_ends_gracefully_when_too_many_tools_failed() -> None:
+async def test_a_run_ends_gracefully_when_too_many_tools_failed(lesson: Lesson) -> None:
     script = [Answer(calls=[Call("weather", {"city": "Lyon"}, id=f"w{n}")]) for n in range(4)]
     async with lesson([*script, Answer(text="I could not.")], tools={"weather": broken}) as (executor, fake):
         events = await run(executor)  # max_tool_errors=3: three are tolerated, the fourth ends it
