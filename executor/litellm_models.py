@@ -175,7 +175,16 @@ class _Chunks:
 
     async def __aiter__(self) -> AsyncIterator[ChatCompletionChunk]:
         async for chunk in self._stream:
-            yield ChatCompletionChunk.model_validate(clean_json(chunk.model_dump(warnings=False)))
+            said = clean_json(chunk.model_dump(warnings=False))
+            if said.get("usage") is not None and not self._counted():
+                del said["usage"]
+            yield ChatCompletionChunk.model_validate(said)
+
+    def _counted(self) -> bool:
+        """Whether the provider has counted tokens. LiteLLM makes up what none did, and does not say so; we would
+        (estimates.py)."""
+        chunks = getattr(self._stream, "chunks", None)  # what came; None: it is no stream wrapper of LiteLLM's
+        return chunks is None or any(getattr(chunk, "usage", None) is not None for chunk in chunks)
 
     async def close(self) -> None:
         if (close := getattr(self._stream, "aclose", None)) is not None:

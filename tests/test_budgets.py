@@ -13,9 +13,10 @@ import pytest
 from executor import AgenticLoopExecutor, StepType, TaskRequest, Tool, ToolContext
 from executor.errors import InvalidRequest
 from executor.model_thinker import SAFE_OUTPUT_TOKENS
+from executor.providers import Providers
 from executor.schema import Execution
 from executor.sqlite_log import SqliteLog
-from tests.fake_dialects import WHOLE
+from tests.fake_dialects import STREAM, WHOLE
 from tests.fake_models import Answer, Call, Request
 from tests.requirements import requirement
 from tests.runs import line, lines, run, running
@@ -95,16 +96,26 @@ def uncounted(request: Request, answer: Answer) -> dict[str, Any]:
     return whole
 
 
-_COUNTED = WHOLE["openai"]
+def uncounted_stream(request: Request, answer: Answer) -> list[dict[str, Any]]:
+    """The same as a stream: its last chunk counts, and has no part of the answer."""
+    return [chunk for chunk in _COUNTED_STREAM(request, answer) if chunk["choices"]]
+
+
+_COUNTED, _COUNTED_STREAM = WHOLE["openai"], STREAM["openai"]
 
 
 @requirement("execute:budget:tokens")
+@pytest.mark.parametrize("streaming", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize("model", ["openai-chat:fake", "openai/fake"])
 async def test_what_a_provider_does_not_count_is_estimated_and_marked(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, model: str, streaming: bool
 ) -> None:
     monkeypatch.setitem(WHOLE, "openai", uncounted)
-    async with asyncio.timeout(20), running([Answer(text="y" * 400)], {"done": done}) as (executor, fake):
-        events = await run(executor, "x" * 4_000)
+    monkeypatch.setitem(STREAM, "openai", uncounted_stream)
+    settings: dict[str, Any] = {"model": model, "providers": Providers(streaming=streaming)}
+    script = [Answer(text="y" * 400)]
+    async with asyncio.timeout(60), running(script, {"done": done}, **settings) as (executor, fake):
+        events = await run(executor, "x" * 4_000, model=model)
         execution = await the_only(executor)
     usage = execution.usage
     body = fake.bodies[0]
@@ -123,9 +134,12 @@ async def test_without_a_count_the_budget_of_tokens_holds_too(monkeypatch: pytes
     assert (events[-1].stop_reason, len(fake.requests)) == ("max_tokens", 3)
 
 
-async def test_a_counted_run_says_nothing_of_estimates() -> None:
-    async with asyncio.timeout(20), running([Answer(text="end")]) as (executor, _):
-        await run(executor)
+@pytest.mark.parametrize("streaming", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize("model", ["openai-chat:fake", "openai/fake"])
+async def test_a_counted_run_says_nothing_of_estimates(model: str, streaming: bool) -> None:
+    settings: dict[str, Any] = {"model": model, "providers": Providers(streaming=streaming)}
+    async with asyncio.timeout(60), running([Answer(text="end")], **settings) as (executor, _):
+        await run(executor, model=model)
         execution = await the_only(executor)
     assert json.loads(execution.model_dump_json())["usage"] == {
         "input_tokens": 11,
