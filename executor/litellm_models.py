@@ -183,7 +183,7 @@ class _Chunks:
     def _counted(self) -> bool:
         """Whether the provider has counted tokens. LiteLLM makes up what none did, and does not say so; we would
         (estimates.py)."""
-        chunks = getattr(self._stream, "chunks", None)  # what came; None: it is no stream wrapper of LiteLLM's
+        chunks = getattr(self._stream, "chunks", None)  # all that came, if this is LiteLLM's own stream
         return chunks is None or any(getattr(chunk, "usage", None) is not None for chunk in chunks)
 
     async def close(self) -> None:
