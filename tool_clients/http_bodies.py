@@ -15,6 +15,10 @@ from .messages import MAX_MESSAGE_BYTES, TOO_LARGE, Unreadable, failure, mend, p
 def watch_body(response: httpx2.Response) -> None:
     """Have the response's body read through here. One that is compressed is left as it is: we ask for none."""
     kind = response.headers.get("content-type", "").lower()
+    refusal = _refusal(response)
+    if refusal is not None and not kind.startswith("application/json"):
+        answer_instead(response, refusal)
+        return
     if "content-encoding" in response.headers or not isinstance(response.stream, httpx2.AsyncByteStream):
         return
     if kind.startswith("text/event-stream"):
@@ -22,7 +26,7 @@ def watch_body(response: httpx2.Response) -> None:
     else:
         response.headers.pop("content-length", None)  # a mended body has another length
         checked = response.status_code < 400 and kind.startswith("application/json")
-        response.stream = _Whole(response.stream, asked_by(response.request), checked=checked)
+        response.stream = _Whole(response.stream, asked_by(response.request), checked=checked, refusal=refusal)
 
 
 def answer_instead(response: httpx2.Response, why: str) -> None:
@@ -36,24 +40,49 @@ def answer_instead(response: httpx2.Response, why: str) -> None:
 
 def asked_by(request: httpx2.Request) -> RequestId | None:
     """The id of the JSON-RPC request that is answered."""
+    request_id = _asked(request).get("id")
+    return request_id if isinstance(request_id, int | str) else None
+
+
+def _asked(request: httpx2.Request) -> dict[str, Any]:
     try:
         message: Any = json.loads(request.content)
     except (ValueError, httpx2.RequestNotRead):
+        return {}
+    return message if isinstance(message, dict) else {}
+
+
+def _refusal(response: httpx2.Response) -> str | None:
+    """What the status of a refused tool call says, for a body that does not: the SDK has the same words for all.
+
+    In a session a 404 is its end, and for other requests statuses tell the SDK which era a server is of.
+    """
+    ended = response.status_code == 404 and "mcp-session-id" in response.request.headers
+    if response.status_code < 400 or ended or _asked(response.request).get("method") != "tools/call":
         return None
-    request_id = message.get("id") if isinstance(message, dict) else None
-    return request_id if isinstance(request_id, int | str) else None
+    said = f"the server answered {response.status_code} {response.reason_phrase}".rstrip()
+    return f"{said}: see what mcp.json gives it to log in with" if response.status_code == 401 else said
 
 
 def _with_an_id(body: bytes) -> bytes:
     """A refusal that lacks its id, as servers send them that refused before they read the request: the SDK would
     throw it away, and its reason with it."""
+    refusal = _object(body)
+    return json.dumps({**refusal, "id": None}).encode() if "error" in refusal and "id" not in refusal else body
+
+
+def _says_why(body: bytes) -> bool:
+    """Whether it is a JSON-RPC error, and not just an object with an error in it."""
+    error = _object(body).get("error")
+    return isinstance(error, dict) and isinstance(error.get("message"), str)
+
+
+def _object(body: bytes) -> dict[str, Any]:
     try:
-        refusal: Any = json.loads(body)
+        value: Any = json.loads(body)
     except (ValueError, RecursionError):
-        return body
-    if not isinstance(refusal, dict) or "error" not in refusal or "id" in refusal:
-        return body
-    return json.dumps({**refusal, "id": None}).encode()
+        return {}
+    return value if isinstance(value, dict) else {}
 
 
 def _line(message: JSONRPCError) -> bytes:
@@ -85,9 +114,17 @@ class _Instead(_Body):
 class _Whole(_Body):
     """A body that is one message, replaced by an error when it is too large or, if checked, unreadable."""
 
-    def __init__(self, inner: httpx2.AsyncByteStream, asked: RequestId | None, *, checked: bool) -> None:
+    def __init__(
+        self,
+        inner: httpx2.AsyncByteStream,
+        asked: RequestId | None,
+        *,
+        checked: bool,
+        refusal: str | None = None,
+    ) -> None:
         super().__init__(inner, asked)
         self._checked = checked
+        self._refusal = refusal
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         body = bytearray()
@@ -104,6 +141,8 @@ class _Whole(_Body):
                 parse(body)
             except Unreadable as error:
                 return self._instead(unreadable(error))
+        if self._refusal is not None and not _says_why(body):
+            return self._instead(self._refusal)
         return body if self._checked else _with_an_id(body)
 
 
