@@ -114,6 +114,8 @@ REQUIREMENTS: Final[dict[str, tuple[str, str]]] = {
     "downstream:config": ("`mcp.json` as assistants have it is read, our own entry skipped", "2 §3.5"),
     "downstream:patterns": ("allow, deny, read_only and idempotent act on a server's own names", "2 §3.5"),
     "downstream:failure": ("A server that is down costs its own tools only", "DESIGN §6"),
+    "downstream:hostile": ("Hostile servers do not hold up the event loop, nor other servers' calls", "5 §2"),
+    "downstream:requests": ("Requests of a server are answered: a ping, and a right refusal of the rest", "5 §2"),
     "downstream:oauth": ("A server behind OAuth is used with the token of a person's login", "5 §9"),
     "downstream:oauth:joins": ("A server that needs a login says so, and joins once somebody has logged in", "5 §9"),
     "downstream:reload": ("A new `mcp.json` restarts only the servers it changed, and no run notices", "5 §4"),

@@ -17,7 +17,9 @@ from mcp_types import (
     TextResourceContents,
 )
 
-from executor.tools import ToolFailure, ToolOutput
+from executor.tools import MAX_RESULT_BYTES, ToolFailure, ToolOutput
+
+from .weight import json_up_to, weighs_more
 
 NO_CONTENT = "(no content)"
 
@@ -27,6 +29,9 @@ def to_output(answer: CallToolResult) -> ToolOutput:
 
     Raises `ToolFailure` with the same text and record when the server says that the call failed.
     """
+    if weighs_more(answer.structured_content, MAX_RESULT_BYTES):  # the model and the record hold no more
+        text = json_up_to(answer.structured_content, MAX_RESULT_BYTES)
+        answer = answer.model_copy(update={"structured_content": {"cut": text}})
     text = _text(answer)
     result = answer.model_dump(by_alias=True, mode="json", exclude_none=True, exclude={"meta", "result_type"})
     if answer.is_error:

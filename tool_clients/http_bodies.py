@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from typing import Any
@@ -9,7 +10,18 @@ from typing import Any
 import httpx2
 from mcp_types import JSONRPCError, RequestId
 
-from .messages import MAX_MESSAGE_BYTES, TOO_LARGE, Unreadable, failure, mend, parse, unreadable
+from .messages import (
+    MAX_MESSAGE_BYTES,
+    OVERFULL,
+    TOO_LARGE,
+    Unreadable,
+    failure,
+    is_overfull,
+    mend,
+    parse,
+    unreadable,
+)
+from .weight import HEAVY
 
 
 def watch_body(response: httpx2.Response) -> None:
@@ -133,9 +145,13 @@ class _Whole(_Body):
             if len(body) > MAX_MESSAGE_BYTES:
                 yield self._instead(TOO_LARGE)
                 return
-        yield self._usable(mend(bytes(body)))
+        if len(body) < HEAVY:
+            yield self._usable(bytes(body))
+        else:
+            yield await asyncio.to_thread(self._usable, bytes(body))
 
     def _usable(self, body: bytes) -> bytes:
+        body = mend(body)
         if self._checked and self._asked is not None:
             try:
                 parse(body)
@@ -155,10 +171,16 @@ class _Events(_Body):
             *ended, rest = chunk.split(b"\n")
             for part in ended:
                 line += part
-                yield mend(bytes(line)) + b"\n"
+                yield await self._mended(bytes(line)) + b"\n"
                 line.clear()
             line += rest
             if len(line) > MAX_MESSAGE_BYTES:
                 yield b"data: " + self._instead(TOO_LARGE) + b"\n\n"
                 return
-        yield mend(bytes(line))
+        yield await self._mended(bytes(line))
+
+    async def _mended(self, line: bytes) -> bytes:
+        return mend(line) if len(line) < HEAVY else await asyncio.to_thread(self._usable, line)
+
+    def _usable(self, line: bytes) -> bytes:
+        return b"data: " + self._instead(unreadable(OVERFULL)) if is_overfull(line) else mend(line)

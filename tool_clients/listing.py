@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote
 
 import mcp_types
-from jsonschema import Draft202012Validator, SchemaError
 from mcp import Client
+
+from executor.tools import schema_fault
+
+from .weight import deeper_than, weighs_more
 
 MAX_PAGES = 32
 MAX_TOOLS = 512
-MAX_SCHEMA_BYTES = 64 * 1024
+MAX_SCHEMA_BYTES = 32 * 1024
+MAX_SCHEMA_DEPTH = 32
+TOO_LARGE = f"its schema is larger than {MAX_SCHEMA_BYTES:,} bytes"
+CHECK_SECONDS = 5.0
+"""Seconds of a thread that checking one server's schemas may take. Five hundred plain ones take one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,26 +51,36 @@ async def list_tools(client: Client) -> Listing:
     if cursor or len(found) > MAX_TOOLS:
         notes.append(f"more than {MAX_PAGES} pages or {MAX_TOOLS} tools: the rest is left out")
     tools = list(found.values())[:MAX_TOOLS]
-    faults = await asyncio.to_thread(lambda: [_fault(tool.input_schema) for tool in tools])
+    faults = await asyncio.to_thread(_faults, [tool.input_schema for tool in tools])
     notes += [f"tool {t.name!r}: {fault}" for t, fault in zip(tools, faults, strict=True) if fault]
     return Listing(
         tools=tuple(tool for tool, fault in zip(tools, faults, strict=True) if not fault), notes=tuple(notes)
     )
 
 
+def is_too_large(schema: object) -> bool:
+    """Whether a schema is more than a model should be shown. Costs little, however large it is."""
+    return weighs_more(schema, MAX_SCHEMA_BYTES) or len(json.dumps(schema)) > MAX_SCHEMA_BYTES
+
+
+def _faults(schemas: Sequence[dict[str, Any]]) -> list[str | None]:
+    """What is wrong with each schema. The time for all of them has a limit, beyond which none is looked at."""
+    until = time.thread_time() + CHECK_SECONDS
+    return [
+        _fault(schema) if time.thread_time() < until else "checking the server's tools takes too long"
+        for schema in schemas
+    ]
+
+
 def _fault(schema: dict[str, Any]) -> str | None:
     """Why a schema cannot be offered to a model, which would refuse the whole request for it."""
-    try:
-        if len(json.dumps(schema).encode()) > MAX_SCHEMA_BYTES:
-            return f"its schema is larger than {MAX_SCHEMA_BYTES:,} bytes"
-        Draft202012Validator.check_schema(schema)
-        return _lost_reference(schema)
-    except SchemaError as error:
-        return f"its schema is no JSON Schema ({error.message[:200]})"
-    except (RecursionError, UnicodeEncodeError):
-        return "its schema is too deep or no text"
-    except OverflowError:
-        return "its schema has a pattern with too large a number"
+    if deeper_than(schema, MAX_SCHEMA_DEPTH):
+        return f"its schema is nested deeper than {MAX_SCHEMA_DEPTH} levels"
+    if is_too_large(schema):
+        return TOO_LARGE
+    if fault := schema_fault(schema):
+        return f"its schema is no JSON Schema ({fault[:200]})"
+    return _lost_reference(schema)
 
 
 def _lost_reference(schema: dict[str, Any]) -> str | None:

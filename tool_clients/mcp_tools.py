@@ -20,6 +20,7 @@ from .content import to_output
 from .guard import Guard
 from .names import offered_name
 from .secrets import guarded_logs
+from .weight import HEAVY, weighs_more
 
 KEY_META = "loopwright/key"
 DEPTH_META = "loopwright/depth"
@@ -228,7 +229,7 @@ class McpTools:
         async def call(arguments: dict[str, object], context: ToolContext) -> ToolOutput:
             meta = {KEY_META: context.key, DEPTH_META: context.depth + 1}
             answer = await connection.call(tool.name, arguments, meta=meta, on_progress=context.progress)
-            return to_output(answer)
+            return await asyncio.to_thread(to_output, answer) if _is_heavy(answer) else to_output(answer)
 
         return Tool(
             name=offered_name(connection.server.name, tool.name),
@@ -241,6 +242,11 @@ class McpTools:
             timeout=rules.timeout or self._default_timeout,
             total_timeout=rules.total_timeout,
         )
+
+
+def _is_heavy(answer: mcp_types.CallToolResult) -> bool:
+    texts = [getattr(part, "text", None) for part in answer.content]
+    return weighs_more([*texts, answer.structured_content], HEAVY)
 
 
 def _is_at(server: Server, own_url: str | None) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Set
-from typing import Any
 
 from mcp_types import (
     PARSE_ERROR,
@@ -16,6 +15,9 @@ from mcp_types import (
     jsonrpc_message_adapter,
 )
 from pydantic import ValidationError
+from pydantic_core import from_json
+
+from .weight import deeper_than
 
 MAX_MESSAGE_BYTES = 8 * 1024 * 1024
 """The longest message that is read from a server. One that is longer would be held in memory several times."""
@@ -23,12 +25,17 @@ MAX_MESSAGE_BYTES = 8 * 1024 * 1024
 MAX_DEPTH = 150
 """Levels of objects and lists in a result. The record wraps it in more, and its reader stops at 200."""
 
+MAX_CONTAINERS = 32_000
+"""Objects and lists in one message. Making so many at once holds up everybody: all of them, and the collector's walk
+over them, come in one go."""
+
 TOO_LARGE = f"the server's answer is too large: more than {MAX_MESSAGE_BYTES // 2**20} MiB"
 
 # A backslash that is itself escaped comes first, so that what follows it is not taken for an escape.
 _ESCAPES = re.compile(
     rb"\\\\|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|\\u[dD][89a-fA-F][0-9a-fA-F]{2}"
 )
+_STRING_OR_CONTAINER = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[\[{]', re.DOTALL)
 _ID = rb'"id"\s*:\s*(-?\d{1,18}|"[^"\\]{0,200}")'
 _ID_FIRST = re.compile(rb'\s*\{\s*(?:"jsonrpc"\s*:\s*"2\.0"\s*,\s*)?' + _ID)
 _ID_LAST = re.compile(_ID + rb'\s*(?:,\s*"jsonrpc"\s*:\s*"2\.0"\s*)?\}\s*$')
@@ -53,25 +60,34 @@ def _instead(match: re.Match[bytes]) -> bytes:
 
 def parse(line: bytes) -> JSONRPCMessage:
     """The message that the line is. Raises `Unreadable`."""
+    if is_overfull(line):
+        raise Unreadable(OVERFULL)
+    # Read first, and not by the adapter: for each kind of message it would look at the whole anew, in one go.
     try:
-        message = jsonrpc_message_adapter.validate_json(mend(line), by_name=False)
-    except ValidationError as error:
-        faults = error.errors(include_url=False, include_input=False, include_context=False)
-        syntax = next((fault["msg"] for fault in faults if fault["type"] == "json_invalid"), None)
-        raise Unreadable(syntax or "it is no JSON-RPC answer") from None
-    if line.count(b"{") + line.count(b"[") > MAX_DEPTH and _is_deep(getattr(message, "result", None)):
+        message = jsonrpc_message_adapter.validate_python(from_json(mend(line)), by_name=False)
+    except ValidationError:
+        raise Unreadable("it is no JSON-RPC answer") from None
+    except ValueError as error:
+        raise Unreadable(f"Invalid JSON: {error}") from None
+    result = getattr(message, "result", None)
+    if line.count(b"{") + line.count(b"[") > MAX_DEPTH and deeper_than(result, MAX_DEPTH):
         raise Unreadable("it is nested too deeply")
     return message
 
 
-def _is_deep(value: Any) -> bool:
-    level: list[Any] = [value] if isinstance(value, dict | list) else []
-    for _ in range(MAX_DEPTH):
-        items = [node.values() if isinstance(node, dict) else node for node in level]
-        level = [child for node in items for child in node if isinstance(child, dict | list)]
-        if not level:
-            return False
-    return True
+OVERFULL = f"it holds more than {MAX_CONTAINERS:,} objects and lists. Ask for less at a time"
+
+
+def is_overfull(line: bytes) -> bool:
+    """Whether the line holds more objects and lists than are made of any message; braces in strings are none."""
+    if line.count(b"{") + line.count(b"[") <= MAX_CONTAINERS:
+        return False
+    found = 0
+    for match in _STRING_OR_CONTAINER.finditer(line):
+        found += line[match.start()] != 0x22  # a quotation mark
+        if found > MAX_CONTAINERS:
+            return True
+    return False
 
 
 def is_message_like(line: bytes) -> bool:

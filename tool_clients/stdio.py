@@ -45,29 +45,31 @@ from .messages import (
     parse,
     unreadable,
 )
+from .sieve import Sieve
 
 _FLUSH_TIME = 0.5
 _REAP_TIME = 2.0
 _POLL = 0.01
-_LONG_LINE = 512 * 1024
+_TURN, _BREATH = 32, 0.002
+_LONG_LINE = 64 * 1024
 _GONE = (anyio.EndOfStream, anyio.ClosedResourceError, anyio.BrokenResourceError, OSError)
 _Incoming = SessionMessage | Exception
 
 
 @asynccontextmanager
 async def open_stdio(
-    transport: Stdio, *, errlog: TextIO, on_junk: Callable[[bytes], None], guard: Guard
+    transport: Stdio, *, errlog: TextIO, on_junk: Callable[[bytes], None], guard: Guard, sieve: Sieve
 ) -> AsyncGenerator[tuple[MemoryObjectReceiveStream[_Incoming], MemoryObjectSendStream[SessionMessage]]]:
     """The streams of a new child process, which is gone at the end. Raises `OSError` if it cannot be started.
 
-    `on_junk` is told each line that is no message.
+    `on_junk` is told each line that is no message; what the `sieve` holds back is read and forgotten.
     """
     process = await _start(transport, errlog)
     # No await from here to the task group: a cancellation in between would leave the process behind.
     errlog.close()
     incoming, read = anyio.create_memory_object_stream[_Incoming](0)
     write, outgoing = anyio.create_memory_object_stream[SessionMessage](0)
-    lines = _Lines(process, incoming, on_junk)
+    lines = _Lines(process, incoming, on_junk, sieve)
     flushed = anyio.Event()
 
     async def send() -> None:
@@ -115,9 +117,11 @@ class _Lines:
         process: ServerProcess,
         incoming: MemoryObjectSendStream[_Incoming],
         on_junk: Callable[[bytes], None],
+        sieve: Sieve,
     ) -> None:
-        self._process, self._incoming, self._on_junk = process, incoming, on_junk
+        self._process, self._incoming, self._on_junk, self._sieve = process, incoming, on_junk, sieve
         self._pending: set[RequestId] = set()
+        self._dropped = 0
 
     async def send(self, message: JSONRPCMessage) -> None:
         if isinstance(message, JSONRPCRequest):
@@ -179,6 +183,11 @@ class _Lines:
                 self._on_junk(line)
                 return
             message = failure(asked, unreadable(error))
+        if not self._sieve.lets(message):
+            self._dropped += 1
+            if self._dropped % _TURN == 0:
+                await anyio.sleep(_BREATH)  # who floods us is read slowly: the loop is everybody's
+            return
         if isinstance(message, JSONRPCResponse | JSONRPCError) and message.id is not None:
             self._pending.discard(message.id)
         await self._incoming.send(SessionMessage(message))

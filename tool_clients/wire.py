@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from types import TracebackType
 from typing import Any, Self, TextIO
@@ -30,11 +30,18 @@ from .config import Http, Stdio, Transport
 from .guard import Guard
 from .hiding import Secrets
 from .http_bodies import asked_by, watch_body
+from .listing import MAX_TOOLS, is_too_large
+from .listing import TOO_LARGE as SCHEMA_TOO_LARGE
 from .messages import MAX_MESSAGE_BYTES, TOO_LARGE, unreadable
+from .sieve import Sieve
 from .stdio import open_stdio
+from .weight import HEAVY, weighs_more
 
 STDERR_TAIL = 8 * 1024
 HTTP_TIMEOUT = 30.0
+MAX_PARTS = 1_000
+"""Parts of one result that are read."""
+
 REFUSED = -32099
 """The code under which a server's own error -32000 goes on: the SDK reports a lost connection as -32000."""
 
@@ -69,6 +76,7 @@ class Wire(AbstractAsyncContextManager[_SDK_STREAMS]):
         self.closed = False
         self._refused: set[RequestId] = set()
         self.notes: list[str] = []
+        self.sieve = Sieve()
         self.protocol_version = LATEST_HANDSHAKE_VERSION
         self.ends_when_too_large = isinstance(transport, Stdio)
         self._on_close = on_close
@@ -122,7 +130,7 @@ class Wire(AbstractAsyncContextManager[_SDK_STREAMS]):
             return item
         match item.message:
             case JSONRPCResponse() as message:
-                result = message.result = self.secrets.hide_in(message.result)
+                result = message.result = self.secrets.hide_in(_cut(message.result))
                 if isinstance(result.get("tools"), list) and "content" not in result:
                     result["tools"] = [tool for tool in result["tools"] if self._well_formed(tool, result)]
             case JSONRPCError(id=request_id, error=error):
@@ -143,6 +151,9 @@ class Wire(AbstractAsyncContextManager[_SDK_STREAMS]):
     def _well_formed(self, tool: Any, result: dict[str, Any]) -> bool:
         if isinstance(tool, dict):
             tool.pop("outputSchema", None)
+            if is_too_large(tool.get("inputSchema")):
+                self.notes.append(f"tool {tool.get('name')!r}: {SCHEMA_TOO_LARGE}")
+                return False
         try:
             validate_server_result("tools/list", self.protocol_version, {**result, "tools": [tool]})
         except ValidationError as error:
@@ -157,6 +168,16 @@ class Wire(AbstractAsyncContextManager[_SDK_STREAMS]):
         return True
 
 
+def _cut(result: dict[str, Any]) -> dict[str, Any]:
+    """The result with no more tools or parts in it than are ever used, before anything is done with each."""
+    if isinstance(tools := result.get("tools"), list) and len(tools) > MAX_TOOLS:
+        result = {**result, "tools": tools[: MAX_TOOLS + 1]}  # one more says that there were more
+    if isinstance(parts := result.get("content"), list) and len(parts) > MAX_PARTS:
+        more = {"type": "text", "text": f"[{len(parts) - MAX_PARTS:,} more parts are left out]"}
+        result = {**result, "content": [*parts[:MAX_PARTS], more]}
+    return result
+
+
 class _Reader:
     """A read stream that tells its wire what passes and when it ends."""
 
@@ -169,18 +190,24 @@ class _Reader:
         return getattr(self._inner, "last_context", None)
 
     async def receive(self) -> Any:
-        try:
-            return self._wire.clean(await self._inner.receive())
-        except BaseException:
-            self._wire.close()
-            raise
+        return await self._next(self._inner.receive)
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> Any:
+        return await self._next(self._inner.__anext__)
+
+    async def _next(self, read: Callable[[], Awaitable[Any]]) -> Any:
         try:
-            return self._wire.clean(await self._inner.__anext__())
+            while True:
+                item = await read()
+                message = item.message if isinstance(item, SessionMessage) else None
+                if message is not None and not self._wire.sieve.lets(message):
+                    continue
+                if isinstance(message, JSONRPCResponse) and weighs_more(message.result, HEAVY):
+                    return await asyncio.to_thread(self._wire.clean, item)
+                return self._wire.clean(item)
         except BaseException:
             self._wire.close()
             raise
@@ -253,7 +280,9 @@ def _open(
 async def _open_stdio(transport: Stdio, wire: Wire, guard: Guard) -> AsyncGenerator[_SDK_STREAMS]:
     try:
         with wire.tail.open() as errlog:
-            async with open_stdio(transport, errlog=errlog, on_junk=wire.junk, guard=guard) as streams:
+            async with open_stdio(
+                transport, errlog=errlog, on_junk=wire.junk, guard=guard, sieve=wire.sieve
+            ) as streams:
                 yield streams
     finally:
         await wire.tail.drained()
