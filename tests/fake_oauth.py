@@ -206,6 +206,10 @@ class Resource:
     scope_missing: bool = False
     open: bool = False
     """Whether everybody is let in."""
+    calls_only: bool = False
+    """Whether a token is asked for only when a tool is called."""
+    documented: bool = True
+    """Whether it says where its tokens come from."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         assert self.app is not None
@@ -213,11 +217,12 @@ class Resource:
         base = f"http://{headers['host']}"
         kind, _, token = headers.get("authorization", "").partition(" ")
         response: Response
-        if scope["path"] == "/.well-known/oauth-protected-resource/mcp":
+        free = self.open or (self.calls_only and headers.get("mcp-method") != "tools/call")
+        if scope["path"] == "/.well-known/oauth-protected-resource/mcp" and self.documented:
             response = JSONResponse(
                 {"resource": f"{base}/mcp", "authorization_servers": [self.authority_url]}
             )
-        elif not self.open and (kind != "Bearer" or token not in self.authority.live):
+        elif not free and (kind != "Bearer" or token not in self.authority.live):
             self.turned_away += 1
             self.told.set()
             where = f'Bearer resource_metadata="{base}/.well-known/oauth-protected-resource/mcp"'
@@ -247,7 +252,9 @@ class Guarded:
 
 
 @asynccontextmanager
-async def guarded(authority: Authority | None = None, *, legacy: bool = False) -> AsyncGenerator[Guarded]:
+async def guarded(
+    authority: Authority | None = None, *, legacy: bool = False, sse: bool = False
+) -> AsyncGenerator[Guarded]:
     """Both servers, running. Tools: `who` says who calls, by the token; `hold` waits for `go_on`."""
     authority = authority or Authority()
     begun, go_on = asyncio.Event(), asyncio.Event()
@@ -266,6 +273,8 @@ async def guarded(authority: Authority | None = None, *, legacy: bool = False) -
         return f"held {n}"
 
     app = server.streamable_http_app()
+    if sse:
+        app = server.sse_app(sse_path="/mcp")
     async with (
         served(authority.app()) as authority_url,
         server.session_manager.run(),

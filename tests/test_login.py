@@ -227,7 +227,7 @@ async def test_an_entry_that_nobody_logs_in_at_is_named_with_its_cure(
 @requirement("cli:login")
 async def test_a_server_that_lets_everybody_in_needs_no_login(tmp_path: Path) -> None:
     async with asyncio.timeout(90), guarded() as there:
-        there.resource.open = True
+        there.resource.open, there.resource.documented = True, False
         configured(there, tmp_path)
         async with loopwright("login", "g", cwd=tmp_path) as child:
             await child.hears(r"^g needs no login: it lets us in as we are\.$")
@@ -273,6 +273,15 @@ async def test_a_logout_ends_the_login_there_and_here(tmp_path: Path) -> None:
         async with loopwright("logout", "g", cwd=tmp_path) as child:
             await child.hears(r"^Nobody is logged in at g\.$")
             assert await child.ended() == 0
+
+
+@requirement("downstream:oauth:joins")
+async def test_loopwright_tools_says_who_needs_a_login(tmp_path: Path) -> None:
+    async with asyncio.timeout(90), guarded() as there:
+        configured(there, tmp_path)
+        async with loopwright("tools", cwd=tmp_path) as child:
+            assert await child.ended() == 1
+            assert "needs login: run `loopwright login g`" in await child.output()
 
 
 @requirement("downstream:oauth:renewal")

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import stat
 import sys
-from typing import Any
+from typing import Any, Literal
 
 import httpx2
 import pytest
@@ -18,16 +18,17 @@ from tests.requirements import requirement
 from tests.test_mcp_tools import box, context, failure, use
 from tool_clients.authorization import authorize
 from tool_clients.config import Http, Server
-from tool_clients.logins import Login, place_of
+from tool_clients.logins import Login, Place, place_of
 from tool_clients.mcp_tools import McpTools
 from tool_clients.oauth_entry import OAuth
+from tool_clients.renewal import Unrenewed, renewed
 
 SOON = 40.0
 CURE = "needs login: run `loopwright login g`"
 
 
-def entry(there: Guarded, oauth: OAuth | None = None, name: str = "g") -> Server:
-    return Server(name=name, transport=Http(url=there.url, oauth=oauth))
+def entry(there: Guarded, oauth: OAuth | None = None, *, kind: Literal["http", "sse"] = "http") -> Server:
+    return Server(name="g", transport=Http(url=there.url, oauth=oauth, kind=kind))
 
 
 async def agree(page: str) -> AuthorizationCodeResult:
@@ -358,3 +359,75 @@ async def test_a_login_that_cannot_be_understood_counts_as_none(caplog: pytest.L
             assert [s.reason for s in tools.states()] == [CURE]
     assert "tok-123456" not in caplog.text
     assert "log in anew" in caplog.text
+
+
+@requirement("downstream:oauth:renewal")
+async def test_the_transport_before_streamable_http_renews_and_is_locked_out_as_well() -> None:
+    async with asyncio.timeout(SOON), guarded(sse=True) as there:
+        server = entry(there, kind="sse")
+        await log_in(server)
+        async with box(server) as tools:
+            await tools.ready()
+            assert [(s.state, s.transport) for s in tools.states()] == [("ready", "sse")]
+            there.authority.expire()
+            assert '"you": "Bearer ***"' in await use(tools.tools()["g__who"])
+            there.authority.expire()
+            there.authority.renews = False
+            assert CURE in await failure(tools.tools()["g__who"])
+            await until_ready(tools, "failed")
+            assert [s.reason for s in tools.states()] == [CURE]
+
+
+@requirement("downstream:oauth")
+async def test_a_server_that_asks_only_when_a_tool_is_called_can_be_logged_in_at() -> None:
+    async with asyncio.timeout(SOON), guarded() as there:
+        there.resource.calls_only = True
+        async with box(entry(there)) as tools:
+            await tools.ready()
+            assert [s.state for s in tools.states()] == ["ready"]
+            assert await failure(tools.tools()["g__who"]) == f"Server g is not available: {CURE}"
+            await log_in(entry(there))
+            assert await use(tools.tools()["g__who"]) == '{"you": "Bearer ***"}'
+
+
+@requirement("downstream:oauth:renewal")
+@pytest.mark.parametrize(
+    ("status", "body", "final"),
+    [
+        (400, '{"error": "invalid_grant"}', True),
+        (200, '{"error": "bad_refresh_token"}', True),
+        (403, "<html>blocked by a firewall</html>", False),
+        (400, '{"error": "temporarily_unavailable"}', False),
+        (503, '{"error": "invalid_grant"}', False),
+        (200, "[]", False),
+        (302, "", False),
+    ],
+)
+async def test_only_the_authorization_servers_own_no_ends_a_login(
+    status: int, body: str, final: bool
+) -> None:
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
+        headers = [(b"location", b"http://127.0.0.1:9/")]
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": body.encode()})
+
+    def ask(place: Place, login: Login) -> str:
+        place.save(login)
+        try:
+            return "ended" if renewed(place, login.access_token) is None else "renewed"
+        except Unrenewed:
+            return "later"
+
+    async with asyncio.timeout(SOON), served(answer) as url:
+        place = place_of("x", url)
+        login = Login(
+            server="x",
+            url=url,
+            issuer=url,
+            token_endpoint=f"{url}/token",
+            client_id="c",
+            access_token="access-1",
+            refresh_token="refresh-1",
+        )
+        assert await asyncio.to_thread(ask, place, login) == ("ended" if final else "later")
+        assert await asyncio.to_thread(place.read) == (None if final else login)

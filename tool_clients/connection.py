@@ -382,7 +382,8 @@ class Connection:
     def _failure(self, error: MCPError | RuntimeError) -> ToolFailure:
         if isinstance(error, MCPError) and error.code != CONNECTION_CLOSED:  # see `Wire.clean`
             return ToolFailure(error.message or "The server refused the call and did not say why.")
-        return self._unavailable("the connection was lost during the call, which may have had its effect")
+        lost = "the connection was lost during the call, which may have had its effect"
+        return self._unavailable(f"{self._access.refused}; {lost}" if self._access.refused else lost)
 
 
 def _milliseconds_since(began: float) -> float:

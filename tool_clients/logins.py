@@ -6,6 +6,7 @@ import hashlib
 import logging
 import os
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -19,6 +20,8 @@ logger = logging.getLogger("loopwright.tools")
 
 LOCK_TIMEOUT = 30.0
 """Seconds to wait for another process that renews the same login; it gives up before."""
+
+_RENAMES = 20 if os.name == "nt" else 1
 
 
 class Login(BaseModel):
@@ -96,13 +99,25 @@ class Place:
                 file.write(login.model_dump_json(exclude_none=True).encode())
                 file.flush()
                 os.fsync(file.fileno())
-            Path(name).replace(self._path)
+            _put(Path(name), self._path)
         except BaseException:
             Path(name).unlink(missing_ok=True)
             raise
 
     def remove(self) -> None:
         self._path.unlink(missing_ok=True)
+
+
+def _put(made: Path, path: Path) -> None:
+    """Rename at once. Windows refuses it while somebody reads the old file, which takes an instant."""
+    for _ in range(_RENAMES - 1):
+        try:
+            made.replace(path)
+        except PermissionError:
+            time.sleep(0.05)
+        else:
+            return
+    made.replace(path)
 
 
 def place_of(server: str, url: str, *, folder: Path | None = None) -> Place:

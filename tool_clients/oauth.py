@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import contextmanager
 from urllib.parse import urlsplit, urlunsplit
 
 import httpx2
 from mcp.client.auth import OAuthFlowError
+from mcp.client.auth.utils import (
+    build_protected_resource_metadata_discovery_urls,
+    create_oauth_metadata_request,
+    handle_protected_resource_response,
+)
 from mcp.shared.auth import OAuthClientInformationFull, OAuthMetadata, OAuthToken
 from mcp_types.version import LATEST_HANDSHAKE_VERSION
 from pydantic import ValidationError
@@ -47,7 +52,10 @@ class Memory:
 
 
 async def knock(transport: Http, auth: httpx2.Auth) -> int:
-    """Send the server a request without effect, its 401 answered by `auth`; the status in the end."""
+    """Send the server a request without effect, its 401 answered by `auth`; the status in the end.
+
+    A server that asks for a token only later, but says where they come from, is taken at its word at once.
+    """
 
     async def bound(response: httpx2.Response) -> None:
         if isinstance(response.stream, httpx2.AsyncByteStream):
@@ -55,7 +63,10 @@ async def knock(transport: Http, auth: httpx2.Auth) -> int:
 
     # In a thread, since a client reads the certificates of all authorities when it is made.
     http = await asyncio.to_thread(
-        httpx2.AsyncClient, timeout=_TIMEOUT, event_hooks={"response": [bound]}, auth=auth
+        httpx2.AsyncClient,
+        timeout=_TIMEOUT,
+        event_hooks={"response": [bound]},
+        auth=_Eager(auth, shown_url(transport.url)),
     )
     headers = {
         "Accept": "application/json, text/event-stream",
@@ -66,6 +77,46 @@ async def knock(transport: Http, auth: httpx2.Auth) -> int:
     method, message = ("GET", None) if transport.kind == "sse" else ("POST", _PING)
     async with http, http.stream(method, transport.url, headers=headers, json=message) as response:
         return response.status_code
+
+
+class _Eager(httpx2.Auth):
+    """Has a flow of the SDK's begin also where the request itself is let through."""
+
+    requires_response_body = True
+
+    def __init__(self, inner: httpx2.Auth, server_url: str) -> None:
+        self._inner = inner
+        self._places = build_protected_resource_metadata_discovery_urls(None, server_url)
+
+    async def async_auth_flow(
+        self, request: httpx2.Request
+    ) -> AsyncGenerator[httpx2.Request, httpx2.Response]:
+        flow = self._inner.async_auth_flow(request)
+        try:
+            response = yield await anext(flow)
+            if response.status_code not in (401, 403) and response.status_code < 500:
+                await _drop_body(response)
+                for place in self._places:
+                    metadata = yield create_oauth_metadata_request(place)
+                    if await handle_protected_resource_response(metadata) is not None:
+                        response = httpx2.Response(401, request=request)
+                        break
+                else:
+                    return
+            while True:
+                response = yield await flow.asend(response)
+        except StopAsyncIteration:
+            return
+        finally:
+            await flow.aclose()
+
+
+async def _drop_body(response: httpx2.Response) -> None:
+    """Leave a body unread that may have no end; what follows in a flow would read it."""
+    body = response.stream
+    response.stream = httpx2.ByteStream(b"")
+    if isinstance(body, httpx2.AsyncByteStream):
+        await body.aclose()
 
 
 class _Bounded(httpx2.AsyncByteStream):

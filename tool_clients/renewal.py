@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import time
+from typing import Any
 from urllib.parse import quote, urlsplit
 
 import filelock
@@ -18,6 +19,7 @@ ANSWER_TIME = 20.0
 
 MAX_ANSWER_BYTES = 256 * 1024
 _EARLY = 30.0
+_LATER = ("temporarily_unavailable", "server_error", "slow_down")
 
 
 class Unrenewed(Exception):
@@ -52,7 +54,7 @@ def _renew(place: Place, login: Login) -> Login | None:
     if login.resource:
         form["resource"] = login.resource
     response = _asked(login.token_endpoint, login, form)
-    if response.status_code in (400, 401, 403):
+    if _is_final(response):
         place.remove()  # it is spent or revoked: nobody need try it again
         return None
     try:
@@ -73,6 +75,16 @@ def _renew(place: Place, login: Login) -> Login | None:
     )
     place.save(fresh)
     return fresh
+
+
+def _is_final(response: httpx2.Response) -> bool:
+    """Whether the authorization server itself, and not something on the way to it, says no (RFC 6749 §5.2)."""
+    try:
+        answer: Any = response.json()
+    except ValueError:
+        return False
+    error = answer.get("error") if isinstance(answer, dict) else None
+    return isinstance(error, str) and error not in _LATER and response.status_code < 500
 
 
 def revoked(login: Login) -> bool:
