@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from dataclasses import dataclass
 
 from executor.executions import Executions
@@ -13,7 +14,7 @@ from .compose import opened
 from .console import end_line, give, say, told
 from .mcp_progress import Story
 from .settings import Settings
-from .signals import on_stop_signal
+from .signals import on_hang_up, on_stop_signal
 
 COMPLETED, FAILED, BUDGET, CANCELLED = 0, 1, 3, 130
 """Exit codes; 2 is a mistake in how it was called."""
@@ -22,14 +23,14 @@ COMPLETED, FAILED, BUDGET, CANCELLED = 0, 1, 3, 130
 async def run_once(settings: Settings, request: TaskRequest) -> int:
     """Run the task to its end: the answer on stdout, everything else on stderr. Gives the exit code.
 
-    A signal cancels the run and waits for its end; a second one leaves at once.
+    A signal, or the end of the terminal, cancels the run and waits for its end; a second signal leaves at once.
     """
     async with opened(settings, take_over=False) as parts:
         for line in parts.notices:
             say(line)
         ask = Keyboard().ask if someone_there() else None
         run = _Run(parts.executions, asyncio.current_task(), Questions(parts.executions, ask))
-        with on_stop_signal(run.stop):
+        with on_stop_signal(run.stop), on_hang_up(run.stop):
             try:
                 execution = await run.to_its_end(request)
             except asyncio.CancelledError:
@@ -67,6 +68,12 @@ class _Run:
         say(f"execution {started.execution_id}, model {started.request.model}")
         try:
             await self._follow(started)
+        except (
+            OSError
+        ):  # whoever reads us has left: nobody waits for the run, and no server should go on with it
+            await self.executions.cancel(started.execution_id, reason="its terminal is gone")
+            await self.executions.settled(started.execution_id)
+            raise
         finally:
             await self.questions.close()
         await self.executions.settled(started.execution_id)
@@ -84,10 +91,11 @@ class _Run:
     def stop(self) -> None:
         """Cancel the run; asked a second time, or before there is one, leave."""
         if self.execution_id is not None and self.cancelling is None:
-            say("cancelling …")
             self.cancelling = asyncio.create_task(
                 self.executions.cancel(self.execution_id, reason="interrupted at the terminal")
             )
+            with suppress(OSError):  # the terminal may be what has gone
+                say("cancelling …")
         elif self.task is not None:
             self.task.cancel()
 

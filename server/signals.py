@@ -15,6 +15,11 @@ STOP_SIGNALS: tuple[signal.Signals, ...] = (signal.SIGINT, signal.SIGTERM)
 if sys.platform == "win32":
     STOP_SIGNALS = (*STOP_SIGNALS, signal.SIGBREAK)
 
+HANG_UP: signal.Signals | None = None
+"""What a terminal sends when it is closed; Windows has none."""
+if sys.platform != "win32":
+    HANG_UP = signal.SIGHUP
+
 
 @contextmanager
 def on_stop_signal(stop: Callable[[], None]) -> Iterator[None]:
@@ -33,6 +38,25 @@ def on_stop_signal(stop: Callable[[], None]) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def on_hang_up(stop: Callable[[], None]) -> Iterator[None]:
+    """Call `stop` on the running event loop when the terminal is closed (SIGHUP; Windows has none), unless we were
+    told to ignore that (`nohup`)."""
+    if HANG_UP is None or signal.getsignal(HANG_UP) == signal.SIG_IGN:
+        yield
+        return
+    loop = asyncio.get_running_loop()
+
+    def heard(number: int, frame: FrameType | None) -> None:
+        loop.call_soon_threadsafe(stop)
+
+    before = signal.signal(HANG_UP, heard)
+    try:
+        yield
+    finally:
+        signal.signal(HANG_UP, before)
 
 
 @contextmanager
@@ -70,11 +94,11 @@ def on_reload_signal(reload: Callable[[], None]) -> Iterator[None]:
     A terminal that is closed sends the same signal to what runs in it: that still asks us to stop, unless we were
     told to ignore it (`nohup`).
     """
-    if sys.platform == "win32" or threading.current_thread() is not threading.main_thread():
+    if HANG_UP is None or threading.current_thread() is not threading.main_thread():
         yield
         return
     loop = asyncio.get_running_loop()
-    before, in_terminal = signal.getsignal(signal.SIGHUP), _in_terminal()
+    before, in_terminal = signal.getsignal(HANG_UP), _in_terminal()
 
     def heard(number: int, frame: FrameType | None) -> None:
         if not (in_terminal and not _in_terminal()):
@@ -82,11 +106,11 @@ def on_reload_signal(reload: Callable[[], None]) -> Iterator[None]:
         elif before != signal.SIG_IGN:
             signal.raise_signal(signal.SIGTERM)
 
-    signal.signal(signal.SIGHUP, heard)
+    signal.signal(HANG_UP, heard)
     try:
         yield
     finally:
-        signal.signal(signal.SIGHUP, before)
+        signal.signal(HANG_UP, before)
 
 
 def _in_terminal() -> bool:

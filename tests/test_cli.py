@@ -17,6 +17,7 @@ import pytest
 
 from executor import AgenticLoopExecutor
 from executor.errors import InvalidRequest, NewerFormat, NotFound
+from executor.executions import LOCAL
 from executor.retention import DAY
 from executor.schema import (
     Execution,
@@ -27,6 +28,7 @@ from executor.schema import (
     TaskRequest,
     ToolCall,
 )
+from executor.sqlite_log import SqliteLog
 from server.cli import main, parser
 from server.compose import opened, store
 from server.console import printable, table
@@ -41,7 +43,7 @@ from server.records import (
 from server.run_once import exit_code, run_once
 from server.settings import Settings
 from server.snippets import CLIENTS, snippet
-from tests.children import PATIENCE, loopwright
+from tests.children import ENTRY, PATIENCE, loopwright
 from tests.entries import append, new
 from tests.requirements import requirement
 
@@ -97,17 +99,53 @@ async def test_the_exit_code_says_how_the_run_ended(
 
 
 @requirement("cli:exit-codes")
-def test_an_interrupt_cancels_the_run_and_names_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "name",
+    [
+        "SIGINT",
+        "SIGTERM",
+        pytest.param("SIGHUP", marks=pytest.mark.skipif(sys.platform == "win32", reason="POSIX")),
+    ],
+)
+def test_an_interrupt_cancels_the_run_and_names_it(tmp_path: Path, name: str) -> None:
     async def story() -> None:
         model = scripted(tmp_path, "- delay: 600")
         async with loopwright("run", "Wait.", "--model", model, cwd=tmp_path) as child:
             execution_id = (await child.hears(r"^execution (\w{26}), model scripted:"))[1]
-            child.process.send_signal(signal.SIGINT)
+            child.process.send_signal(signal.Signals[name])
             assert await child.ended() == 130
             await child.hears(rf"^{execution_id} cancelled in ")
             assert await child.output() == ""
 
     asyncio.run(story())
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="closes a pipe under a child process")
+def test_a_run_whose_reader_has_left_is_not_left_for_a_server_to_go_on_with(tmp_path: Path) -> None:
+    model = scripted(tmp_path, "- delay: 0.5\n  calls: [{name: nothing}]\n- delay: 600")
+    database = f"sqlite:///{tmp_path / 'log.db'}"
+
+    async def story() -> Execution:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, *ENTRY, "run", "Wait.", "--model", model, "--database", database),
+            cwd=tmp_path,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        assert process.stderr is not None
+        async with asyncio.timeout(60):
+            while not (await process.stderr.readline()).startswith(b"execution "):
+                pass
+            transport: Any = process
+            transport._transport.get_pipe_transport(2).close()
+            assert await process.wait() != 0
+        log = SqliteLog(tmp_path / "log.db")
+        await log.open()
+        (execution,) = (await log.list(LOCAL)).executions
+        await log.close()
+        return execution
+
+    assert asyncio.run(story()).status == "cancelled"
 
 
 @requirement("cli:exit-codes")
