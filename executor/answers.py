@@ -56,8 +56,12 @@ def thought(
     cost_usd: float | None = None,
     *,
     estimated: bool = False,
+    unreadable: str | None = None,
 ) -> Thought:
-    """What the answer means for the run. Never raises for anything that a model may write."""
+    """What the answer means for the run. Never raises for anything that a model may write.
+
+    `unreadable`: why it is no answer in the form that was asked for; what the model is told.
+    """
     message = _message(response)
     parts: list[dict[str, Any]] = message["parts"]
     asked = _calls(parts, ask)
@@ -78,6 +82,8 @@ def thought(
         return Thought(text=text, bad=_CUT, bad_kind="cut", **common)
     if response.finish_reason == "content_filter":
         return Thought(text=text, bad=_FILTERED, bad_kind="empty", **common)
+    if unreadable is not None:
+        return Thought(text=text, bad=unreadable, bad_kind="unreadable", **common)
     if others:
         return Thought(text=text, calls=others, **common)
     if not asked and not text.strip():
@@ -107,22 +113,18 @@ def _data(text: str, output: OutputTool | None) -> Any:
 def _as_data(text: str, asked: tuple[Call, ...], output: OutputTool, common: dict[str, Any]) -> Thought:
     """An answer that should be data: the output tool's arguments, or text that is the same JSON."""
     if not asked:
-        value = _data(text, output)
-        if value is None:
-            complaint = (
-                f"Plain text is no answer here: call the tool {output.name} with your answer as arguments."
-            )
-            return Thought(text=text, bad=complaint, bad_kind="invalid_output", **common)
-        return Thought(text=_dump(value), output=value, **common)
-    call = asked[0]
-    complaints = _complaints(call, asked, output)
+        try:
+            value = parse_json(text)
+        except ValueError:
+            bad = f"Plain text is no answer here: {output.how}"
+            return Thought(text=text, bad=bad, bad_kind="invalid_output", **common)
+        complaints = output.complaints(value)
+    else:
+        complaints = _complaints(asked[0], asked, output)
+        value = None if complaints else output.value(asked[0].arguments)
     if complaints:
-        bad = (
-            f"Your answer does not meet its schema. {' '.join(f'{line}.' for line in complaints)} "
-            f"Call {output.name} again, once, with arguments that meet it."
-        )
+        bad = f"Your answer does not meet its schema. {' '.join(f'{line}.' for line in complaints)} {output.again}"
         return Thought(text=text, bad=bad, bad_kind="invalid_output", **common)
-    value = output.value(call.arguments)
     return Thought(text=_dump(value), output=value, **common)
 
 

@@ -7,14 +7,17 @@ from pathlib import Path
 from typing import Any, Final
 
 from executor.schema import TaskRequest
+from executor.tool_mode import json_models
 
 _TOOLBOX: Final = ("ready", "tools", "connecting")
 _NO_FILES: Final = (":memory:", "file:", "sqlite:", "memory:")
 """What SQLite and database URLs make of a text, and what no file here is called."""
 
 
-def check_settings(*, system_prompt: Any, name: Any, model: Any, agent: Any, log: Any, tools: Any) -> None:
-    """Raise `TypeError` for what an executor cannot have been meant to get."""
+def check_settings(
+    *, system_prompt: Any, name: Any, model: Any, agent: Any, log: Any, tools: Any, tool_mode: Any
+) -> None:
+    """Raise `TypeError` or `ValueError` for what an executor cannot have been meant to get."""
     if not isinstance(system_prompt, str):
         raise TypeError(f"system_prompt is {_kind(system_prompt)}: give a text.")
     if not isinstance(name, str):
@@ -35,6 +38,10 @@ def check_settings(*, system_prompt: Any, name: Any, model: Any, agent: Any, log
         raise TypeError(
             f"tools is {_kind(tools)}: give a Toolbox; functions go into tool_registry, the first argument."
         )
+    try:
+        json_models(tool_mode)
+    except (TypeError, ValueError) as fault:
+        raise type(fault)(f"tool_mode: {fault}.") from None
 
 
 def checked_request(request: Any) -> TaskRequest:

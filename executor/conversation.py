@@ -7,8 +7,8 @@ turns, and last the line of what is left, which is never stored. Each turn is co
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
 
 from pydantic import TypeAdapter
 from pydantic_ai.messages import (
@@ -34,6 +34,9 @@ from executor.tools import Tool
 
 RESPONSE = TypeAdapter(ModelResponse)
 
+Retell: TypeAlias = Callable[[Turn, list[ModelMessage]], list[ModelMessage]]
+"""Says the messages of one turn in other words, for models that cannot read them as they are."""
+
 _NOT_RUN = "not run: the run ended before this call was started"
 _CUT = "not run: the answer that asked for it could not be used"
 _BESIDE = "not run: call it alone, when you are done"
@@ -57,9 +60,10 @@ class _Observation(ToolReturnPart):
 
 
 class Conversation:
-    """The messages of one drive. It keeps each turn that it has converted."""
+    """The messages of one drive. It keeps each turn that it has converted; `retell` has the last word on it."""
 
-    def __init__(self) -> None:
+    def __init__(self, retell: Retell = lambda turn, messages: messages) -> None:
+        self._retell = retell
         self._converted: dict[int, tuple[Turn, list[ModelMessage]]] = {}
 
     def messages(self, ask: Ask) -> list[ModelMessage]:
@@ -80,7 +84,7 @@ class Conversation:
         kept = self._converted.get(id(turn))
         if kept is not None:
             return kept[1]
-        messages = list(_turn_messages(turn))
+        messages = self._retell(turn, list(_turn_messages(turn)))
         if not turn.open:
             self._converted[id(turn)] = (turn, messages)
         return messages

@@ -31,6 +31,7 @@ logger = logging.getLogger("loopwright.executor")
 _PASSING = frozenset((408, 409, 425, 429))
 _UNREADABLE = "Error converting to valid response"  # LiteLLM's words (a 422) for an answer cut in its JSON
 _WRAPPED_BY = re.compile(r"^(?:litellm\.\w+: |\w*(?:Error|Exception)(?: \w+)? ?[:-] )+")
+_FORMAT = re.compile(r"response_?format|json_?(?:schema|object)|grammar|\bformat\b.*schema", re.I)
 _MESSAGE = re.compile(r"""["']message["']\s*:\s*(?:"((?:[^"\\]|\\.)*)"|'((?:[^'\\]|\\.)*)')""")
 
 
@@ -47,10 +48,13 @@ def failure(error: Exception, *, model: str) -> ModelFailure:
             return ModelFailure(_line(model, error))
         case ModelHTTPError():
             return ModelFailure(
-                _line(model, error), retryable=_may_pass(error), retry_after=_retry_after(error)
+                _line(model, error),
+                retryable=_may_pass(error),
+                retry_after=_retry_after(error),
+                rejected=_not_so(error),
             )
         case ModelRequestRejectedError():
-            return ModelFailure(_line(model, error))
+            return ModelFailure(_line(model, error), rejected=True)
         case ModelAPIError():  # a lost connection, a time-out of the client's, an error inside a stream
             retryable = not _rejected(getattr(error.__cause__, "status_code", None))
             return ModelFailure(_line(model, error), retryable=retryable, retry_after=_retry_after(error))
@@ -106,6 +110,13 @@ def _bug(error: Exception, model: str) -> ModelFailure:
 
 def _may_pass(error: ModelHTTPError) -> bool:
     return not _rejected(error.status_code) or (error.status_code == 422 and _UNREADABLE in _text(error))
+
+
+def _not_so(error: ModelHTTPError) -> bool:
+    """Whether it is what the request asks for that is refused: servers say 500 too of a grammar they cannot make."""
+    return error.status_code in (400, 422, 501) or (
+        error.status_code >= 500 and _FORMAT.search(_text(error)) is not None
+    )
 
 
 def _rejected(status: object) -> bool:

@@ -143,6 +143,9 @@ class _Completions:
 def _request(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """What LiteLLM is given: all that is set, but Pydantic AI's User-Agent."""
     request = given(arguments)
+    request |= request.pop(
+        "extra_body", {}
+    )  # as parameters: each provider has another name for what is in it
     headers = {k: v for k, v in request.pop("extra_headers", {}).items() if k.lower() != "user-agent"}
     if headers:
         request["extra_headers"] = headers

@@ -33,6 +33,7 @@ from executor.schema import AgenticStepEvent, ExecutionHistory, TaskRequest
 from executor.signs import Signs
 from executor.state import State
 from executor.think import Thinker
+from executor.tool_mode import json_models, mode_of
 from executor.tools import TOOL_TIMEOUT, Toolbox
 from executor.work import Work
 from executor.worker import Habits, Mind, Transient, Worker
@@ -172,7 +173,9 @@ class AgenticLoopExecutor:
     mistake in them raises `TypeError` or `ValueError` here; of what is assigned later, an entry that cannot be
     used is left out, and said in the log. `model` is what a
     request that names none gets; `agent`, your own Pydantic AI agent (with `deps`), then takes the turns: its
-    instructions, capabilities, settings and its model, if it has one, are kept; tools are those given here. `log` is in
+    instructions, capabilities, settings and its model, if it has one, are kept; tools are those given here.
+    `tool_mode="json"` is for models that cannot call tools: they read of them in the prompt and answer in JSON; globs
+    such as `("ollama/*",)` give it to those models alone. `log` is in
     memory unless given; with a durable one, unfinished runs of the same `name` go on at the next start
     (of one that does `take_over`). `heartbeat`, `scan`: seconds, see engine.py.
     `tools`: more tools, from anywhere. `approval_timeout`: seconds after which a question that nobody answered
@@ -190,6 +193,7 @@ class AgenticLoopExecutor:
         model: str | None = None,
         agent: Agent[Any, Any] | None = None,
         deps: Any = None,
+        tool_mode: str | Sequence[str] = "native",
         log: EventLog | None = None,
         tools: Toolbox | None = None,
         providers: Providers | None = None,
@@ -206,13 +210,22 @@ class AgenticLoopExecutor:
         clock: Clock = time.time,
         jitter: Callable[[], float] = random.random,
     ) -> None:
-        check_settings(system_prompt=system_prompt, name=name, model=model, agent=agent, log=log, tools=tools)
+        check_settings(
+            system_prompt=system_prompt,
+            name=name,
+            model=model,
+            agent=agent,
+            log=log,
+            tools=tools,
+            tool_mode=tool_mode,
+        )
         check_registered(tool_registry, tool_schemas)
         self.tool_registry = tool_registry
         self.tool_schemas = tool_schemas
         self.system_prompt = system_prompt
         self.agent = agent
         self.deps = deps
+        self._json_models = json_models(tool_mode)
         self.toolbox: Toolbox = RegistryTools(self, beside=tools)
         self._providers = providers or Providers()
         store = InMemoryLog() if log is None else log
@@ -259,7 +272,9 @@ class AgenticLoopExecutor:
 
     def thinker(self, model: str) -> Thinker:
         """Who answers for this model: the caller's own agent, if there is one."""
-        return self._providers.thinker_for(model, agent=self.agent, deps=self.deps)
+        return self._providers.thinker_for(
+            model, agent=self.agent, deps=self.deps, tool_mode=mode_of(model, self._json_models)
+        )
 
     async def price_known(self, model: str) -> bool:
         """Whether a money budget can be kept with this model (or with the agent's own)."""

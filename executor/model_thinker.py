@@ -33,11 +33,12 @@ from pydantic_ai.usage import UsageLimits
 from pydantic_core import SchemaValidator, core_schema
 
 from executor.answers import thought
-from executor.conversation import Conversation, tool_definitions
 from executor.estimates import measured
 from executor.failures import failure, silence, too_slow
+from executor.forms import Form, NativeForm, ResponseFormat, Told
 from executor.outcomes import Thought
-from executor.output_tool import OutputTool, output_tool
+from executor.output_tool import OutputTool
+from executor.response_formats import ResponseFormats
 from executor.think import Ask, ModelFailure, Transient
 
 SAFE_OUTPUT_TOKENS = 16_384
@@ -51,8 +52,9 @@ Price = Callable[[ModelResponse], float | None]
 class Voice:
     """A model ready to be asked.
 
-    `max_output_tokens`: the most that it can write, if that is known. `settings` go with every request; `cure` may say better than the error itself why one failed; `close` lets
-    go of what was opened for it.
+    `max_output_tokens`: the most that it can write, if that is known. `settings` go with every request; `formats`
+    keeps what its server refuses; `cure` may say better than the error itself why a request failed; `close` lets go
+    of what was opened for it.
     """
 
     name: str
@@ -60,6 +62,7 @@ class Voice:
     price: Price
     max_output_tokens: int | None = None
     settings: ModelSettings = field(default_factory=ModelSettings)
+    formats: ResponseFormats = field(default_factory=ResponseFormats)
     cure: Callable[[Exception], ModelFailure | None] = lambda error: None
     close: Callable[[], Awaitable[object]] | None = None
 
@@ -74,46 +77,67 @@ class Limits:
 
 
 class ModelThinker:
-    """Asks one model, turn by turn, for one drive. `voice` may be another one of the same model at each turn."""
+    """Asks one model, turn by turn, for one drive. `voice` may be another one of the same model at each turn.
+
+    `form`: how the model is told of its tools, and its answers read.
+    """
 
     def __init__(
-        self, voice: Voice, limits: Limits, agent: Agent[Any, Any] | None = None, deps: Any = None
+        self,
+        voice: Voice,
+        limits: Limits,
+        agent: Agent[Any, Any] | None = None,
+        deps: Any = None,
+        *,
+        form: Form | None = None,
     ) -> None:
         self.voice = voice
         self._limits = limits
         self._agent = agent
         self._deps = deps
-        self._conversation = Conversation()
+        self._form: Form = form or NativeForm()
         self._output: OutputTool | None = None
 
     async def think(self, ask: Ask, transient: Transient | None = None) -> Thought:
         """The model's answer, its calls marked from `ask.tools`. Raises `ModelFailure`, nothing else."""
         output = self._output_tool(ask)
-        request = _Request(
-            messages=self._conversation.messages(ask),
-            tools=tool_definitions(ask.tools, output),
-            settings=self._settings(ask, tools=bool(ask.tools) or output is not None),
-            transient=transient,
-        )
-        response, estimated = measured(await self._answer(request), request.messages, request.tools)
-        return thought(response, ask, output, self.voice.price(response), estimated=estimated)
+        told = self._form.tell(ask, output)
+
+        async def answer(held: ResponseFormat | None) -> ModelResponse:
+            return await self._answer(self._request(ask, told, held, transient))
+
+        given = await self.voice.formats.answered(self.voice.name, told.formats, answer)
+        response, estimated = measured(given, told.messages, told.tools)
+        price = self.voice.price(response)
+        response, unreadable = self._form.read(response, ask, output)
+        return thought(response, ask, output, price, estimated=estimated, unreadable=unreadable)
 
     def _output_tool(self, ask: Ask) -> OutputTool | None:
         """The output tool of this run; made once, since its validator is compiled from the schema."""
         if ask.output_schema is None:
             return None
         if self._output is None or self._output.schema != ask.output_schema:
-            self._output = output_tool(ask.output_schema, {tool.name for tool in ask.tools})
+            self._output = self._form.output(ask)
         return self._output
 
-    def _settings(self, ask: Ask, *, tools: bool) -> ModelSettings:
+    def _request(
+        self, ask: Ask, told: Told, held: ResponseFormat | None, transient: Transient | None
+    ) -> _Request:
         settings = ModelSettings(**self.voice.settings)
         settings["timeout"] = self._limits.timeout
-        if tools:
+        if told.tools:
             settings["tool_choice"] = "none" if ask.closing else "auto"
+        if held is not None:
+            # As it is: Pydantic AI's own way would rewrite the schema, by rules of OpenAI's that local servers lack.
+            settings["extra_body"] = {"response_format": held}
         if (most := self._most_output(ask.max_output_tokens)) is not None:
             settings["max_tokens"] = most
-        return settings
+        return _Request(
+            messages=told.messages,
+            tools=list(told.tools),
+            settings=settings,
+            transient=None if transient is None else self._form.live(transient),
+        )
 
     def _most_output(self, left: int | None) -> int | None:
         """The limit for this answer, when that many tokens are left of a budget. Providers refuse one that is

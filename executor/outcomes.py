@@ -92,7 +92,7 @@ class Thought:
     cost_usd: float | None = None
     estimated: bool = False
     bad: str | None = None
-    bad_kind: str | None = None  # "empty" | "cut" | "invalid_output"
+    bad_kind: str | None = None  # "empty" | "cut" | "unreadable" | "invalid_output"
     output: Json = None
     tools: tuple[str, ...] = ()
 

@@ -16,10 +16,14 @@ _COMPLAINT_CHARACTERS = 300
 
 @dataclass(frozen=True, slots=True)
 class OutputTool:
-    """`final_result`: its parameters are the schema itself, or `{"result": …}` when that is no object schema."""
+    """`final_result`: its parameters are the schema itself, or `{"result": …}` when that is no object schema.
+
+    `called`: the model gives its answer by calling it; else in JSON, and only what is checked here is the same.
+    """
 
     schema: dict[str, Any]
     name: str = OUTPUT_TOOL
+    called: bool = True
     checker: Checker = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -28,6 +32,20 @@ class OutputTool:
     @property
     def description(self) -> str:
         return "Give the final answer. Call it once, alone, when you are done; the task ends with it."
+
+    @property
+    def how(self) -> str:
+        """What to do instead of answering in plain text."""
+        if self.called:
+            return f"call the tool {self.name} with your answer as arguments."
+        return 'give one JSON object whose "answer" meets the schema.'
+
+    @property
+    def again(self) -> str:
+        """What to do about an answer that does not meet the schema."""
+        if self.called:
+            return f"Call {self.name} again, once, with arguments that meet it."
+        return 'Give an "answer" that meets it.'
 
     @property
     def wrapped(self) -> bool:
@@ -55,12 +73,12 @@ class OutputTool:
         ]
 
 
-def output_tool(schema: dict[str, Any], taken: Collection[str]) -> OutputTool:
+def output_tool(schema: dict[str, Any], taken: Collection[str], *, called: bool = True) -> OutputTool:
     """The output tool for a schema, under a name that none of the other tools has."""
     name, n = OUTPUT_TOOL, 2
     while name in taken:
         name, n = f"{OUTPUT_TOOL}__{n}", n + 1
-    return OutputTool(schema, name)
+    return OutputTool(schema, name, called)
 
 
 def _moved(node: Any) -> Any:

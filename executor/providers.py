@@ -23,6 +23,7 @@ from executor.model_names import SCRIPTED
 from executor.outcomes import Thought
 from executor.scripted import ScriptedThinker, script_path, states_costs
 from executor.think import Ask, Thinker, Transient
+from executor.tool_mode import ToolMode
 from executor.voices import Voices
 
 if TYPE_CHECKING:
@@ -94,6 +95,7 @@ class Providers:
         deps: Any = None,
         timeout: float | None = None,
         streaming: bool | None = None,
+        tool_mode: ToolMode = "native",
     ) -> Thinker:
         """The same, with other settings than this object's for this drive; `deps` are the agent's."""
         if agent is None:
@@ -105,6 +107,7 @@ class Providers:
             request_model,
             agent,
             deps,
+            tool_mode,
             timeout=self._timeout if timeout is None else timeout,
             silence=self._silence,
             streaming=self._streaming if streaming is None else streaming,
@@ -167,12 +170,19 @@ class _LazyThinker:
     """Makes its model when it is first asked, so that naming one costs nothing and never fails."""
 
     def __init__(
-        self, providers: Providers, name: str, agent: Agent[Any, Any] | None, deps: Any, **limits: Any
+        self,
+        providers: Providers,
+        name: str,
+        agent: Agent[Any, Any] | None,
+        deps: Any,
+        tool_mode: ToolMode,
+        **limits: Any,
     ) -> None:
         self._providers = providers
         self._name = name
         self._agent = agent
         self._deps = deps
+        self._tool_mode = tool_mode
         self._limits = limits
         self._thinker: ModelThinker | None = None
 
@@ -188,9 +198,12 @@ class _LazyThinker:
             return await self._thinker.think(ask, transient)
 
     def _made(self, voice: Voice) -> ModelThinker:
+        from executor.forms import NativeForm
+        from executor.json_form import JsonForm
         from executor.model_thinker import Limits, ModelThinker
 
-        return ModelThinker(voice, Limits(**self._limits), self._agent, self._deps)
+        form = JsonForm() if self._tool_mode == "json" else NativeForm()
+        return ModelThinker(voice, Limits(**self._limits), self._agent, self._deps, form=form)
 
 
 # ── in a thread: each of these imports for seconds the first time ────────────────────────────────────

@@ -22,14 +22,19 @@ class NotAllowed(ValueError):
     """It is JSON, and still no value that can be used; the text says why."""
 
 
-def parse_json(text: str) -> Any:
+def parse_json(text: str, *, control_characters: bool = False) -> Any:
     """JSON and nothing more: no NaN, no Infinity, no number beyond a float, no key twice, 64 levels at most.
 
-    Raises `ValueError`: `NotAllowed` where the text as such is JSON.
+    `control_characters`: line ends and their kind may stand in strings as they are. Raises `ValueError`:
+    `NotAllowed` where the text as such is JSON.
     """
     try:
         value = json.loads(
-            text, object_pairs_hook=_no_key_twice, parse_constant=_no_constant, parse_float=_finite
+            text,
+            strict=not control_characters,
+            object_pairs_hook=_no_key_twice,
+            parse_constant=_no_constant,
+            parse_float=_finite,
         )
     except RecursionError:
         raise _nested() from None

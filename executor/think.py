@@ -47,7 +47,8 @@ class ModelFailure(Exception):
     """A model request that gave no usable answer for a reason outside the model's text.
 
     `retryable`: a later try may work (429, 5xx, silence, a lost connection). `retry_after`: seconds that the
-    provider asked to wait. `stop_reason`: `model_error` or `context_overflow`. The text is fit for clients.
+    provider asked to wait. `rejected`: something in the request is what it does not take; another one may do.
+    `stop_reason`: `model_error` or `context_overflow`. The text is fit for clients.
     """
 
     def __init__(
@@ -56,10 +57,12 @@ class ModelFailure(Exception):
         *,
         retryable: bool = False,
         retry_after: float | None = None,
+        rejected: bool = False,
         stop_reason: StopReason = "model_error",
     ) -> None:
         super().__init__(message)
         self.retryable = retryable
+        self.rejected = rejected
         self.retry_after = retry_after
         self.stop_reason: StopReason = stop_reason
 

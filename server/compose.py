@@ -169,6 +169,7 @@ def composed(settings: Settings, *, take_over: bool = True, own_url: str | None 
         log=log,
         tools=tools,
         providers=providers,
+        tool_mode=settings.tool_mode,
         policy=policy(settings, providers, agent),
         tool_timeout=settings.tool_timeout,
         approval_timeout=settings.approval_timeout,

@@ -22,6 +22,7 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from executor.providers import ANSWER_TIMEOUT
 from executor.schema import Model
+from executor.tool_mode import json_models
 from executor.tools import TOOL_TIMEOUT
 
 PREFIX = "LOOPWRIGHT_"
@@ -57,6 +58,11 @@ class Settings(BaseSettings):
     )
     toolsets: Names = Field(
         default=(), description="module:attribute of tools in Python, e.g. my_tools:shop,my_tools:office"
+    )
+    tool_mode: Names = Field(
+        default=("native",),
+        description="native, json (for models that cannot call tools), or globs of the models that get json, "
+        "e.g. ollama/*,lm_studio/*",
     )
     database_url: str = Field(
         default="", description="sqlite:////absolute/path.db, sqlite:///relative/path.db or memory:"
@@ -109,7 +115,7 @@ class Settings(BaseSettings):
         default="INFO", description="DEBUG, INFO, WARNING or ERROR"
     )
 
-    @field_validator("models", "toolsets", "allowed_hosts", "allowed_origins", mode="before")
+    @field_validator("models", "tool_mode", "toolsets", "allowed_hosts", "allowed_origins", mode="before")
     @classmethod
     def _comma_separated(cls, value: object) -> object:
         if not isinstance(value, str):
@@ -118,6 +124,12 @@ class Settings(BaseSettings):
         if not names:
             raise ValueError("there is nothing in it")
         return names
+
+    @field_validator("tool_mode")
+    @classmethod
+    def _a_mode_or_globs(cls, value: Names) -> Names:
+        json_models(value)
+        return value
 
     @field_validator("tokens", mode="before")
     @classmethod

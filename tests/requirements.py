@@ -71,6 +71,11 @@ REQUIREMENTS: Final[dict[str, tuple[str, str]]] = {
     "tool:sync": ("A plain function runs in a thread", "2 §1.4"),
     "model:litellm": ("LiteLLM reaches OpenAI, Anthropic and Gemini, with no retries of its own", "2 §1.3"),
     "model:scripted": ("`scripted:PATH` plays a YAML script, only where the operator allows it", "2 §1.3"),
+    "model:json": ("A model that cannot call tools runs the same loop: told in the prompt, answering in JSON", "5 §11"),
+    "model:json:grammar": ("What an answer is held to keeps to what every local server takes", "5 §11"),
+    "model:json:unreadable": ("What can mean one thing is taken, any other answer is fed back with the reason", "5 §11"),
+    "model:json:formats": ("A server that refuses a response_format is asked for less, and not again", "5 §11"),
+    "model:json:sessions": ("A session goes on in the other mode, a run after a restart", "5 §11"),
     "model:same-request": ("The plain agent and the direct way send the same request", "DESIGN §1"),
     # The log and the engine
     "log:append": ("An append is whole or refused, by seq and by epoch", "2 §2.1"),

@@ -165,7 +165,7 @@ async def test_the_output_tool_ends_the_run_with_data(at: At, providers: Provide
         (Answer(calls=[Call("final_result", "{")]), "no JSON object"),
         (Answer(calls=[Call("final_result", {"n": 1})] * 2), "called 2 times"),
         (Answer(text="It is 3."), "Plain text is no answer here"),
-        (Answer(text='{"n": "x"}'), "Plain text is no answer here"),
+        (Answer(text='{"n": "x"}'), "$.n: 'x' is not of type 'integer'"),
     ],
 )
 async def test_an_answer_that_does_not_meet_the_schema_is_fed_back(
