@@ -159,13 +159,16 @@ class Tools:
             await first_of(progress.flush(), gone.wait(), seconds=FLUSH_WAIT)
 
     async def _follow(self, execution: Execution, owner: str, progress: Progress) -> None:
+        """Up to the end, or to where nothing is left but questions: the other calls of their turn run on first."""
+        questions = {asked.call_id for asked in execution.pending_approvals}
         events = self.executions.events(execution.execution_id, owner=owner, after=execution.last_seq)
         async with aclosing(events) as entries:
             async for entry in entries:
-                progress.heard(AgenticStepEvent.model_validate_json(entry.data))
-                if entry.is_final or (
-                    entry.step_type == StepType.APPROVAL and await self._asks(execution.execution_id, owner)
-                ):
+                event = AgenticStepEvent.model_validate_json(entry.data)
+                progress.heard(event)
+                if event.approval is not None:
+                    questions ^= {event.approval.call_id}  # asked, or else decided
+                if entry.is_final or (questions and await self._asks(execution.execution_id, owner)):
                     return
 
     async def _asks(self, execution_id: str, owner: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -18,6 +19,8 @@ from executor.executions import Policy
 from executor.sqlite_log import SqliteLog
 from server.app import create_app
 from server.mcp_server import mcp_server
+from server.records import show_execution
+from server.settings import Settings
 from tests.http_client import EXECUTE, EXECUTIONS, served
 from tests.mcp_case import ERAS, Era, Gate, calls, structured, tools
 from tests.requirements import requirement
@@ -86,6 +89,47 @@ async def test_a_client_can_approve_and_reject_and_nothing_else(
     assert called["error"]["code"] == "invalid_request"
     assert "approve" in called["error"]["message"]
     assert (execution["status"], execution["last_seq"]) == ("input_required", asked["last_seq"])
+
+
+@requirement("execute:approval")
+async def test_an_open_question_shows_wherever_its_execution_does(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with doors(tmp_path, calls("ask", "echo"), {"text": "done"}) as (http, over_mcp):
+        asked = structured(await over_mcp.call_tool("execute_task", {"prompt": "go", "idempotency_key": "k"}))
+        execution_id = asked["execution_id"]
+        path, keyed = f"{EXECUTIONS}/{execution_id}", {"Idempotency-Key": "k"}
+        (resource,) = (await over_mcp.read_resource(f"execution://{execution_id}")).contents
+        shown = {
+            "repeat, at once": await http.post(
+                EXECUTE, json={"prompt": "go"}, headers={**keyed, "Prefer": "respond-async"}
+            ),
+            "repeat, waiting": await http.post(
+                EXECUTE, json={"prompt": "go"}, headers={**keyed, **JSON, "Prefer": "wait=0"}
+            ),
+            "get": await http.get(path),
+        }
+        listed = (await http.get(EXECUTIONS, params={"status": "input_required"})).json()["executions"]
+        found = structured(await over_mcp.call_tool("get_execution", {"execution_id": execution_id}))
+        events = (await http.get(f"{path}/events", headers=JSON)).json()["events"]
+        used = Settings(database_url=f"sqlite:///{tmp_path / 'log.db'}")
+        await show_execution(used, execution_id)
+    questions = [
+        asked["pending_approvals"],
+        found["pending_approvals"],
+        json.loads(getattr(resource, "text", "null"))["pending_approvals"],
+        *(answer.json()["pending_approvals"] for answer in shown.values()),
+        *(each["pending_approvals"] for each in listed),
+    ]
+    question = questions[0][0]
+    assert (question["call_id"], question["tool_name"], question["arguments"]) == (
+        "ask-1",
+        "ask",
+        {"text": "hello"},
+    )
+    assert questions == [[question]] * 7
+    assert [event["approval"]["decision"] for event in events if event["approval"]] == [None]
+    assert "waits for approval" in capsys.readouterr().out
 
 
 @requirement("model:scripted")

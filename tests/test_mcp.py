@@ -421,6 +421,34 @@ async def test_a_question_is_answered_over_mcp(era: Era, tmp_path: Path) -> None
     assert (done["status"], done["answer"]) == ("completed", "hello")
 
 
+@requirement("execute:approval")
+async def test_a_question_beside_a_call_that_runs_on_is_told_once_only_the_question_is_left(
+    era: Era, tmp_path: Path
+) -> None:
+    async with (
+        case(tmp_path, [calls("ask", "hold", "echo"), {"text": "done"}]) as opened,
+        Client(opened.door, mode=era) as client,
+        asyncio.timeout(10),
+    ):
+        started = asyncio.create_task(execute(client, wait_seconds=3600))
+        await opened.gate.entered.wait()
+        early = structured(
+            await client.call_tool(
+                "get_execution", {"execution_id": (await opened.newest()).execution_id, "wait_seconds": 0}
+            )
+        )
+        known = {"execution_id": early["execution_id"], "after_seq": early["last_seq"], "wait_seconds": 3600}
+        waiting = asyncio.create_task(client.call_tool("get_execution", known))
+        opened.gate.opened.set()
+        told = [structured(await started), structured(await waiting)]
+    assert [early["status"], *(one["status"] for one in told)] == [
+        "working",
+        "input_required",
+        "input_required",
+    ]
+    assert {one["call_id"] for each in (early, *told) for one in each["pending_approvals"]} == {"ask-1"}
+
+
 # ── resources ────────────────────────────────────────────────────────────────────────────────────────
 
 
