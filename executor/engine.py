@@ -187,8 +187,8 @@ class LocalEngine:
             log.error("the supervision of %s failed", execution_id, exc_info=error)
 
     async def wake(self, execution_id: str, *, ending: bool = False) -> None:
-        if execution_id in self._drives:
-            return  # it looks at the log by itself, and once more when it has let go
+        if (drive := self._drives.get(execution_id)) is not None and not drive.done():
+            return  # it looks at the log by itself, and once more when it has let go; one that is done does not
         profile = None if ending else self.profile
         for lease in await self._store.claim(self.driver, profile=profile, execution_id=execution_id):
             self.start(lease)

@@ -107,6 +107,22 @@ def local(made: AgenticLoopExecutor) -> LocalEngine:
 
 
 @requirement("execute:approval")
+@pytest.mark.parametrize("turns", range(8))
+async def test_an_answer_wakes_the_run_at_whatever_turn_of_the_event_loop_it_comes(turns: int) -> None:
+    writes = Writes()
+    async with executor(InMemoryLog(), writes, scan=3600.0) as made:
+        execution_id = await start(made)
+        async with aclosing(made.executions.events(execution_id)) as entries:
+            async for entry in entries:
+                event = AgenticStepEvent.model_validate_json(entry.data)
+                if event.approval is not None and event.approval.decision is None:
+                    for _ in range(turns):  # the drive ends meanwhile, step by step
+                        await asyncio.sleep(0)
+                    await made.executions.decide(execution_id, "w", "approve")
+    assert writes.done == ["w"]
+
+
+@requirement("execute:approval")
 async def test_a_question_stops_the_run_and_a_yes_runs_the_call(log: EventLog) -> None:
     writes = Writes()
     async with executor(log, writes, clock=Clock()) as made:
