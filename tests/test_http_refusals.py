@@ -4,6 +4,7 @@ what is for it alone."""
 from __future__ import annotations
 
 import asyncio
+import gzip
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
@@ -53,6 +54,15 @@ KINDS: dict[str, tuple[Refuse, str]] = {
         "the disk is full",
     ),
 }
+
+
+def bomb(_: Any, __: str) -> Response:
+    """A hundred megabytes in a hundred kilobytes."""
+    body = gzip.compress(b'{"jsonrpc":"2.0","result":"' + b"x" * 100_000_000 + b'"}', compresslevel=1)
+    return Response(body, media_type="application/json", headers={"Content-Encoding": "gzip"})
+
+
+KINDS["a bomb"] = (bomb, "the server's answer is compressed (gzip)")
 
 
 class Moody:
@@ -121,5 +131,5 @@ async def test_a_refused_call_is_an_observation_at_once_and_the_server_stays_in_
         assert await use(tools.tools()["s__t"]) == "well"
         assert [state.state for state in tools.states()] == ["ready"]
     assert said and says in said.lower()
-    assert took < 1
+    assert took < (1 if refuse is not bomb else 10)  # which takes longer to make than to refuse
     assert moody.trapped == []

@@ -25,20 +25,29 @@ from .weight import HEAVY
 
 
 def watch_body(response: httpx2.Response) -> None:
-    """Have the response's body read through here. One that is compressed is left as it is: we ask for none."""
+    """Have the response's body read through here. One that is compressed is not read: we ask for none, and a few
+    bytes may be gigabytes."""
     kind = response.headers.get("content-type", "").lower()
     refusal = _refusal(response)
     if refusal is not None and not kind.startswith("application/json"):
         answer_instead(response, refusal)
         return
-    if "content-encoding" in response.headers or not isinstance(response.stream, httpx2.AsyncByteStream):
+    coding = response.headers.pop("content-encoding", "identity")
+    if coding != "identity":
+        answer_instead(
+            response, f"the server's answer is compressed ({coding[:40]}), which it was asked not to do"
+        )
+        return
+    if not isinstance(response.stream, httpx2.AsyncByteStream):
         return
     if kind.startswith("text/event-stream"):
         response.stream = _Events(response.stream, asked_by(response.request))
     else:
         response.headers.pop("content-length", None)  # a mended body has another length
         checked = response.status_code < 400 and kind.startswith("application/json")
-        response.stream = _Whole(response.stream, asked_by(response.request), checked=checked, refusal=refusal)
+        response.stream = _Whole(
+            response.stream, asked_by(response.request), checked=checked, refusal=refusal
+        )
 
 
 def answer_instead(response: httpx2.Response, why: str) -> None:
@@ -80,7 +89,9 @@ def _with_an_id(body: bytes) -> bytes:
     """A refusal that lacks its id, as servers send them that refused before they read the request: the SDK would
     throw it away, and its reason with it."""
     refusal = _object(body)
-    return json.dumps({**refusal, "id": None}).encode() if "error" in refusal and "id" not in refusal else body
+    return (
+        json.dumps({**refusal, "id": None}).encode() if "error" in refusal and "id" not in refusal else body
+    )
 
 
 def _says_why(body: bytes) -> bool:
