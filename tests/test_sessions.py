@@ -201,6 +201,34 @@ async def test_of_eight_runs_at_once_one_begins_and_seven_are_told_which(log: Ev
     assert read(fake, 1)[1:3] == [("user", read(fake, 0)[1][1]), ("assistant", "a")]
 
 
+@requirement("execute:session")
+async def test_sessions_that_run_side_by_side_read_nothing_of_each_other(log: EventLog) -> None:
+    """Eight of them, two runs each: all first runs are with their model at once, then all second ones."""
+    together = [asyncio.Event(), asyncio.Event()]
+
+    def answer(request: Request) -> Answer:
+        return Answer(text=request.body["messages"][-2]["content"].upper(), hold=together[request.turn])
+
+    async def session(name: str) -> None:
+        for number in (1, 2):
+            await run(executor, f"{name} asks {number}", session_id=name)
+
+    async with (
+        asyncio.timeout(20),
+        running(answer, log=log) as (executor, fake),
+        asyncio.TaskGroup() as group,
+    ):
+        for name in "abcdefgh":
+            group.create_task(session(name))
+        for number, event in enumerate(together, start=1):
+            await fake.arrived(8 * number)
+            event.set()
+    assert sorted(read(fake, n)[1:-1] for n in range(8, 16)) == [
+        [("user", f"{name} asks 1"), ("assistant", f"{name} asks 1".upper()), ("user", f"{name} asks 2")]
+        for name in "abcdefgh"
+    ]
+
+
 async def test_a_session_is_busy_only_for_its_owner(log: EventLog) -> None:
     hold = asyncio.Event()
     script = [Answer(text="a", hold=hold), Answer(text="b", hold=hold)]
