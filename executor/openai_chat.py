@@ -1,20 +1,25 @@
-"""OpenAI's chat completions without the SDK's walk through the whole history at every request.
+"""OpenAI's chat completions without what the SDK does beside sending them.
 
-`chat.completions.create` transforms all messages through every union type (quadratic over a run); the SDK's
-public `post` sends a body as it is.
+`chat.completions.create` transforms all messages through every union type (quadratic over a run), and its `post`
+builds and reads each request through layers that cost more than the exchange itself. So the body goes out as it is,
+through the SDK's own HTTP client, with its headers and its exceptions (docs/performance.md).
 """
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 
-from openai import AsyncOpenAI, AsyncStream, NotGiven, Omit
+import httpx2
+from openai import APIConnectionError, APITimeoutError, AsyncOpenAI, AsyncStream, NotGiven, Omit
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from pydantic import ValidationError
 from pydantic_ai.models.openai import OpenAIChatModel
 from pydantic_ai.providers.openai import OpenAIProvider
+from pydantic_core import to_json
 
 from executor.http_clients import roomy_client
 from executor.keys import KeyCure, no_key, plain_cure
@@ -46,6 +51,29 @@ class PlainClient(AsyncOpenAI):
     def chat(self) -> AsyncChat:
         return cast("AsyncChat", _Chat(_Completions(self)))
 
+    @cached_property
+    def _head(self) -> tuple[str, dict[str, str]]:
+        """Where completions are asked for, and the headers that go with every request."""
+        headers = given({**self.default_headers, **self.auth_headers})
+        return f"{str(self.base_url).rstrip('/')}/chat/completions", headers
+
+    async def complete(
+        self, body: Mapping[str, Any], headers: Mapping[str, str], limits: Any
+    ) -> httpx2.Response:
+        """The answer to one request. Raises the SDK's own exceptions."""
+        url, own = self._head
+        try:
+            response: httpx2.Response = await self._client.post(
+                url, content=to_json(body), headers={**own, **headers}, timeout=limits
+            )
+        except httpx2.TimeoutException as error:
+            raise APITimeoutError(request=error.request) from error
+        except httpx2.HTTPError as error:
+            raise APIConnectionError(request=error.request) from error
+        if not response.is_success:
+            raise self._make_status_error_from_response(response)
+        return response
+
 
 class _Chat:
     def __init__(self, completions: _Completions) -> None:
@@ -53,7 +81,7 @@ class _Chat:
 
 
 class _Completions:
-    def __init__(self, client: AsyncOpenAI) -> None:
+    def __init__(self, client: PlainClient) -> None:
         self._client = client
 
     async def create(
@@ -66,8 +94,8 @@ class _Completions:
         **body: Any,
     ) -> ChatCompletion | AsyncStream[ChatCompletionChunk] | str:
         sent = {**given({**body, "stream": stream or None}), **(extra_body or {})}
-        options: Any = given({"headers": extra_headers, "timeout": timeout})
         if stream:
+            options: Any = given({"headers": extra_headers, "timeout": timeout})
             return await self._client.post(
                 "/chat/completions",
                 body=sent,
@@ -76,10 +104,20 @@ class _Completions:
                 stream=True,
                 stream_cls=AsyncStream[ChatCompletionChunk],
             )
-        answer: object = await self._client.post(
-            "/chat/completions", body=sent, cast_to=ChatCompletion, options=options
-        )
-        if not isinstance(answer, ChatCompletion):
-            return str(answer)  # text where JSON should be; Pydantic AI says so
-        # Pydantic refuses lone surrogates, so they must be gone before it looks.
-        return ChatCompletion.construct(**clean_json(answer.model_dump(warnings=False, exclude_unset=True)))
+        return _completion(await self._client.complete(sent, extra_headers or {}, timeout))
+
+
+def _completion(response: httpx2.Response) -> ChatCompletion | str:
+    """The answer; as text where JSON should be: Pydantic AI says so."""
+    try:
+        answer = json.loads(response.content)
+    except ValueError:
+        return response.text
+    if not isinstance(answer, dict):
+        return response.text
+    if b"\\u" in response.content:  # Pydantic refuses lone surrogates, so they must be gone before it looks
+        answer = clean_json(answer)
+    try:
+        return ChatCompletion.model_validate(answer)
+    except ValidationError:  # Pydantic AI mends what some providers leave out, and says what it can't
+        return ChatCompletion.construct(**answer)

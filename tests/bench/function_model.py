@@ -31,7 +31,7 @@ class Functions(Providers):
         return ModelThinker(voice, Limits(timeout=600, silence=60, streaming=False))
 
 
-def _answer(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
+async def _answer(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
     turn = sum(isinstance(message, ModelResponse) for message in messages)
     usage = RequestUsage(input_tokens=100 + 80 * turn, output_tokens=20)
     if turn >= _turns(messages):
