@@ -18,6 +18,7 @@ from tests.requirements import requirement
 from tests.test_mcp_tools import box, context, failure, use
 from tool_clients.authorization import authorize
 from tool_clients.config import Http, Server
+from tool_clients.connection import DRAIN_TIME
 from tool_clients.logins import Login, Place, place_of
 from tool_clients.mcp_tools import McpTools
 from tool_clients.oauth_entry import OAuth
@@ -54,6 +55,12 @@ async def until_ready(tools: McpTools, state: str = "ready") -> None:
     """Polls, since nothing tells of a server's state; the time limit is the test's."""
     while tools.states()[0].state != state:  # noqa: ASYNC110
         await asyncio.sleep(0.02)
+
+
+async def is_cut_off(call: asyncio.Future[str]) -> bool:
+    """Whether the call ends within the time that calls of a lost session are given; that it does not takes as long."""
+    done, _ = await asyncio.wait({call}, timeout=DRAIN_TIME + 1)
+    return bool(done)
 
 
 @requirement("downstream:oauth")
@@ -160,6 +167,23 @@ async def test_a_refused_renewal_reads_as_a_tool_error_and_the_server_needs_a_lo
             await log_in(entry(there))
             await until_ready(tools)
             assert await use(tools.tools()["g__who"]) == '{"you": "Bearer ***"}'
+
+
+@requirement("downstream:oauth:renewal")
+async def test_a_call_under_way_comes_to_its_end_although_the_server_needs_a_login_again() -> None:
+    async with asyncio.timeout(SOON), guarded() as there:
+        await log_in(entry(there))
+        async with box(entry(there)) as tools:
+            await tools.ready()
+            held = asyncio.ensure_future(use(tools.tools()["g__hold"], n=7))
+            await there.begun.wait()
+            there.authority.expire()
+            there.authority.renews = False
+            assert await failure(tools.tools()["g__who"]) == f"Server g is not available: {CURE}"
+            assert [(s.state, s.reason) for s in tools.states()] == [("failed", CURE)]
+            assert not await is_cut_off(held)
+            there.go_on.set()
+            assert await held == "held 7"
 
 
 async def test_a_call_that_is_given_up_during_a_renewal_does_not_lose_it() -> None:

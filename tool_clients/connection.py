@@ -71,7 +71,7 @@ class Connection:
         self.server = server
         self.secrets = Secrets()
         self.state: State = "connecting"
-        self.reason: str | None = None
+        self.reason: str | None = "it has not answered yet"
         self.listing = Listing()
         self.protocol_version: str | None = None
         self.connect_ms: float | None = None
@@ -205,9 +205,11 @@ class Connection:
                 logger.warning("server %s: its tools cannot be listed anew: %s", self.server.name, error)
 
     async def _drain(self) -> None:
-        """Let the other calls of an ended session hear of its end themselves: they too were not begun."""
+        """Let the other calls of an ended session hear of its end themselves: they too were not begun. Those that
+        a server began before it refused us come to their end, where a refusal does not end the connection."""
+        sse = isinstance(self.server.transport, Http) and self.server.transport.kind == "sse"
         with suppress(TimeoutError):
-            async with asyncio.timeout(DRAIN_TIME):
+            async with asyncio.timeout(None if self._access.refused and not sse else DRAIN_TIME):
                 await self._idle.wait()
 
     async def _refresh(self, client: Client, wire: Wire) -> None:
@@ -328,8 +330,7 @@ class Connection:
                     return answer
             except MCPError as error:
                 if resend and error.code == SESSION_ENDED:
-                    self._renew(client, "the server ended the session")
-                    # refused before it ran: this one can be sent again
+                    self._renew(client)  # refused before it ran: this one can be sent again
                     continue
                 raise self._failure(error) from error
             except ValidationError as error:
@@ -364,17 +365,20 @@ class Connection:
             raise self._unavailable(self.reason or "it is not connected")
         return self._client
 
-    def _renew(self, client: Client, why: str) -> None:
+    def _renew(self, client: Client) -> None:
         """Have the connection made anew, once for all calls that met the same end of a session."""
         if self._client is client:
             self._expired = True
-            self._lost(why)
+            self._lost("the server ended the session")
             self._wake.set()
 
     def _locked_out(self) -> None:
-        """Connect anew when the server refuses us: that ends in the state that says what to do."""
+        """Take no more calls when the server refuses us, and connect anew once those under way have ended."""
         if self._client is not None:
-            self._renew(self._client, self._access.refused or "it refuses us")
+            self._client = None
+            self._expired = True
+            self._failed(self._access.refused or "it refuses us")
+            self._wake.set()
 
     def _unavailable(self, why: str) -> ToolFailure:
         return ToolFailure(f"Server {self.server.name} is not available: {why}")
