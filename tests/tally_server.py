@@ -2,7 +2,8 @@
 
     python tally_server.py TALLY_FILE
 
-`note` appends one line, `<call key> <text>`, to the file: the last thing that it does before it answers.
+`note` appends one line, `<call key> <text>`, to the file: the last thing that it does before it answers. It says
+of itself that it may be called again, which counts only for a server that is trusted.
 """
 
 from __future__ import annotations
@@ -13,7 +14,12 @@ from pathlib import Path
 from typing import Any
 
 TALLY = Path(sys.argv[1])
-SCHEMA = {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}
+NOTE = {
+    "name": "note",
+    "description": "Notes a text.",
+    "inputSchema": {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]},
+    "annotations": {"idempotentHint": True},
+}
 
 
 def answer(method: str, params: dict[str, Any]) -> dict[str, Any]:
@@ -25,7 +31,7 @@ def answer(method: str, params: dict[str, Any]) -> dict[str, Any]:
                 "serverInfo": {"name": "tally", "version": "1"},
             }
         case "tools/list":
-            return {"tools": [{"name": "note", "description": "Notes a text.", "inputSchema": SCHEMA}]}
+            return {"tools": [NOTE]}
         case "tools/call":
             text = params["arguments"]["text"]
             with TALLY.open("a") as file:

@@ -52,11 +52,9 @@ class Place:
         self.home, self.fake, self.marks = home, fake, marks
         self.tally = home / "tally"
         server = {"command": sys.executable, "args": [str(TESTS / "tally_server.py"), str(self.tally)]}
-        servers = {
-            "plain": server,
-            "plain2": server,
-            "marked": {**server, "loopwright": {"idempotent": ["note"]}},
-        }
+        # Either way of marking a tool: by the operator's word, or by its own where its server is trusted.
+        marked: dict[str, Any] = {"idempotent": ["note"]} if marks == "sequential" else {"trusted": True}
+        servers = {"plain": server, "plain2": server, "marked": {**server, "loopwright": marked}}
         (home / "mcp.json").write_text(json.dumps({"mcpServers": servers}))
 
     def environment(self) -> dict[str, str]:
