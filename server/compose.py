@@ -7,15 +7,16 @@ runs keeps its tools and its log to the end.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from executor.executions import Executions, Policy
+from executor.executions import MAX_DEPTH, Executions, Policy
 from executor.log import EventLog
 from executor.loop import AgenticLoopExecutor
 from executor.providers import Providers, model_of, route
@@ -23,6 +24,7 @@ from executor.scripted import read_script, script_path
 from executor.stores import log_for
 from executor.think import ModelFailure
 from tool_clients.config import Config, ConfigError, find_config, read_config
+from tool_clients.depth import depth_here
 from tool_clients.mcp_tools import McpTools
 
 from .notices import key_cure, notices
@@ -33,6 +35,8 @@ from .settings import Settings, SettingsError, data_folder
 
 if TYPE_CHECKING:
     from pydantic_ai import Agent
+
+log = logging.getLogger("loopwright.server")
 
 VERSION = version("loopwright")
 
@@ -75,11 +79,20 @@ def tool_config(settings: Settings) -> Config:
     if path is None:
         return Config()
     try:
-        return read_config(path)
+        return _not_too_deep(read_config(path))
     except ConfigError as error:
         raise SettingsError(
             f"{error}: mend the file, or name another one with --config or LOOPWRIGHT_MCP_CONFIG."
         ) from None
+
+
+def _not_too_deep(config: Config) -> Config:
+    """Without its servers, when we are one that started itself again and again."""
+    if depth_here() <= MAX_DEPTH:
+        return config
+    log.warning("Loopwright was started by itself, %d levels deep: it starts no tool servers", depth_here())
+    names = tuple(server.name for server in config.servers)
+    return replace(config, servers=(), skipped=(*config.skipped, *names))
 
 
 def config_path(settings: Settings) -> Path | None:
@@ -185,8 +198,8 @@ def composed(settings: Settings, *, take_over: bool = True, own_url: str | None 
         tools=tools,
         own_tools=own_tools,
         log=log,
-        notices=tuple(notices(settings, config, own_model=own_model)),
         reloading=Reloading(tools, partial(tool_config, settings)),
+        notices=tuple(notices(settings, config, own_model=own_model)),
     )
 
 
@@ -208,9 +221,9 @@ def tools_status(tools: McpTools, own_tools: OwnTools) -> dict[str, Any]:
     offered = [
         {
             "name": tool.name,
-            "description": tool.description,
             "server": origins[tool.name][0],
             "own_name": origins[tool.name][1],
+            "description": tool.description,
             "parameters": dict(tool.parameters_schema),
             "read_only": tool.read_only,
             "idempotent": tool.idempotent,
@@ -225,9 +238,9 @@ def tools_status(tools: McpTools, own_tools: OwnTools) -> dict[str, Any]:
             "reason": state.reason,
             "transport": state.transport,
             "protocol_version": state.protocol_version,
-            "tools": list(state.tools),
             "connect_ms": state.connect_ms,
             "answer_ms": state.answer_ms,
+            "tools": list(state.tools),
             "notes": list(state.notes),
         }
         for state in tools.states()

@@ -24,6 +24,7 @@ from executor.providers import ANSWER_TIMEOUT
 from executor.schema import Model
 from executor.tool_mode import json_models
 from executor.tools import TOOL_TIMEOUT
+from tool_clients.depth import DEPTH_VARIABLE
 
 PREFIX = "LOOPWRIGHT_"
 _ASSIGNMENT = re.compile(r"(?:export\s+)?(?P<name>[A-Za-z_][A-Za-z0-9_]*)\s*=(?P<value>.*)")
@@ -225,7 +226,7 @@ def refuse_unknown(environment: Mapping[str, str]) -> None:
     """A misspelt setting must not go unnoticed: it may be the one that protects."""
     known = [PREFIX + name.upper() for name in Settings.model_fields]
     for name in environment:
-        if name.upper().startswith(PREFIX) and name.upper() not in known:
+        if name.upper().startswith(PREFIX) and name.upper() not in (*known, DEPTH_VARIABLE):
             close = difflib.get_close_matches(name.upper(), known, n=1)
             cure = f"did you mean {close[0]}?" if close else "remove it; README.md lists the settings."
             raise SettingsError(f"{name} is no setting of Loopwright: {cure}")

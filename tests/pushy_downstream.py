@@ -4,7 +4,8 @@
 
 The word chooses its list of tools: 100,000 of them, schemas nested too deep, schemas that take long to check.
 Tools: `ask` sends a request of its own and tells what it was answered, `flood` sends n notifications of a kind,
-`big` answers with n bytes of text, `parts` with n parts, `objects` with n objects, `echo` at once.
+`big` answers with n bytes of text, `parts` with n parts, `objects` with n objects, `echo` at once, `hold` only when
+`late` is called.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from typing import Any
 
 MODE = sys.argv[1] if len(sys.argv) > 1 else ""
 OBJECT: dict[str, Any] = {"type": "object"}
-NAMES = ("ask", "flood", "big", "parts", "objects", "echo")
+NAMES = ("ask", "flood", "big", "parts", "objects", "echo", "hold", "late")
+HELD: list[Any] = []
 
 
 def send(message: dict[str, Any]) -> None:
@@ -58,7 +60,7 @@ def notification(kind: str, token: Any) -> dict[str, Any]:
     return {"method": "notifications/tools/list_changed"}
 
 
-def call(params: dict[str, Any]) -> dict[str, Any]:
+def call(params: dict[str, Any], request_id: Any) -> dict[str, Any] | None:
     given = params["arguments"]
     match params["name"]:
         case "ask":
@@ -71,6 +73,15 @@ def call(params: dict[str, Any]) -> dict[str, Any]:
             for _ in range(given["n"] // 1_000):
                 sys.stdout.write(lines)
             return text("said")
+        case "hold":
+            HELD.append(request_id)
+            token = params["_meta"]["progressToken"]
+            send({"method": "notifications/progress", "params": {"progressToken": token, "progress": 1}})
+            return None
+        case "late":
+            for held in HELD:
+                send({"id": held, "result": text("too late")})
+            return text("in time")
         case "big":
             return text("x" * given["n"])
         case "parts":
@@ -90,7 +101,7 @@ def main() -> None:
                 capabilities = {"tools": {"listChanged": True}}
                 info = {"name": "pushy", "version": "1"}
                 version = "2025-11-25"
-                result: dict[str, Any] = {
+                result: dict[str, Any] | None = {
                     "protocolVersion": version,
                     "capabilities": capabilities,
                     "serverInfo": info,
@@ -98,12 +109,13 @@ def main() -> None:
             case "tools/list":
                 result = {"tools": tools()}
             case "tools/call":
-                result = call(message["params"])
+                result = call(message["params"], message["id"])
             case _:
                 error = {"code": -32601, "message": "Method not found"}
                 send({"id": message["id"], "error": error})
                 continue
-        send({"id": message["id"], "result": result})
+        if result is not None:
+            send({"id": message["id"], "result": result})
 
 
 if __name__ == "__main__":

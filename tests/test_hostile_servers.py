@@ -318,4 +318,4 @@ async def test_a_server_gets_its_arguments_and_environment_exactly_as_configured
     inherited = {name: os.environ.get(name) for name in ("HOME", "LOGNAME", "PATH", "SHELL", "TERM", "USER")}
     environment.pop("LC_CTYPE", None)  # which Python sets for itself
     kept = {name: value for name, value in inherited.items() if value is not None}
-    assert (tuple(arguments), environment) == (strange, {**kept, "A1": "b\n $D"})
+    assert (tuple(arguments), environment) == (strange, {**kept, "A1": "b\n $D", "LOOPWRIGHT_DEPTH": "1"})

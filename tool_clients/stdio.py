@@ -34,6 +34,7 @@ from mcp_types import (
 )
 
 from .config import Stdio
+from .depth import depth_for_a_child
 from .guard import Guard
 from .messages import (
     MAX_MESSAGE_BYTES,
@@ -194,7 +195,7 @@ class _Lines:
 
 
 async def _start(transport: Stdio, errlog: TextIO) -> ServerProcess:
-    env = get_default_environment() | dict(transport.env)
+    env = get_default_environment() | depth_for_a_child() | dict(transport.env)
     process: ServerProcess
     if sys.platform == "win32":
         command = await anyio.to_thread.run_sync(get_windows_executable_command, transport.command)
