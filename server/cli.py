@@ -16,6 +16,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .options import add_agent, add_config, add_database, add_storage, add_toolset
+
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
@@ -81,18 +83,18 @@ def parser() -> argparse.ArgumentParser:
         metavar="SECONDS",
         help="how long runs may still take when a signal says stop (default 20); the rest goes on at the next start",
     )
-    _add_agent(serve)
-    _add_toolset(serve)
-    _add_storage(serve)
-    _add_config(serve)
+    add_agent(serve)
+    add_toolset(serve)
+    add_storage(serve)
+    add_config(serve)
 
     stdio = _command(
         commands, "stdio", _stdio, "speak MCP on stdin and stdout, for an assistant that starts us"
     )
-    _add_agent(stdio)
-    _add_toolset(stdio)
-    _add_storage(stdio)
-    _add_config(stdio)
+    add_agent(stdio)
+    add_toolset(stdio)
+    add_storage(stdio)
+    add_config(stdio)
 
     run = _command(commands, "run", _run, "run one task: the answer on stdout, its steps on stderr")
     run.epilog = (
@@ -111,10 +113,10 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("--timeout", type=float, metavar="SECONDS", help="end the run after this time")
     run.add_argument("--session", metavar="ID", help="go on with the conversation of this session")
     run.add_argument("--system-prompt", metavar="TEXT", help="who the agent is")
-    _add_agent(run)
-    _add_toolset(run)
-    _add_storage(run)
-    _add_config(run)
+    add_agent(run)
+    add_toolset(run)
+    add_storage(run)
+    add_config(run)
 
     tools = _command(commands, "tools", _tools, "show what the agent can use, and how each server is")
     tools.epilog = "Exit code: 0 every server in use is well (or there is none), 1 one failed, 2 as everywhere: a mistake."
@@ -124,8 +126,8 @@ def parser() -> argparse.ArgumentParser:
         action="store_true",
         help="have each running process that uses this mcp.json read it anew; runs go on",
     )
-    _add_toolset(tools)
-    _add_config(tools)
+    add_toolset(tools)
+    add_config(tools)
 
     _add_logins(commands)
 
@@ -136,7 +138,7 @@ def parser() -> argparse.ArgumentParser:
         choices=("claude", "claude-code", "cursor", "vscode"),
         help="which assistant",
     )
-    _add_config(snippet)
+    add_config(snippet)
 
     _add_executions(commands)
 
@@ -157,43 +159,6 @@ def _command(
     return command
 
 
-def _add_config(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--config", metavar="FILE", help="the mcp.json with the tools (LOOPWRIGHT_MCP_CONFIG)"
-    )
-
-
-def _add_agent(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--agent",
-        metavar="MODULE:ATTRIBUTE",
-        help="your own Pydantic AI agent takes the turns (LOOPWRIGHT_AGENT)",
-    )
-
-
-def _add_toolset(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--toolset",
-        action="append",
-        metavar="MODULE:ATTRIBUTE",
-        help="tools in Python: functions, toolsets, a factory of them (repeatable; LOOPWRIGHT_TOOLSETS)",
-    )
-
-
-def _add_storage(command: argparse.ArgumentParser) -> None:
-    storage = command.add_mutually_exclusive_group()
-    _add_database(storage)
-    storage.add_argument(
-        "--ephemeral", action="store_true", help="keep everything in memory, nothing on disk"
-    )
-
-
-def _add_database(command: argparse._ActionsContainer) -> None:
-    command.add_argument(
-        "--database", metavar="URL", help="sqlite:////absolute/path.db (LOOPWRIGHT_DATABASE_URL)"
-    )
-
-
 def _add_logins(commands: Any) -> None:
     login = _command(commands, "login", _login, "log in at a server of the mcp.json that wants it (OAuth)")
     login.add_argument("server", help="the name of its entry")
@@ -203,7 +168,7 @@ def _add_logins(commands: Any) -> None:
     login.add_argument(
         "--timeout", type=float, default=300, metavar="SECONDS", help="how long to wait (default 300)"
     )
-    _add_config(login)
+    add_config(login)
     logout = _command(commands, "logout", _logout, "forget a login, and end it at its authorization server")
     logout.add_argument("server", help="the name of its entry, also of one that is gone")
 
@@ -225,7 +190,7 @@ def _add_executions(commands: Any) -> None:
     listing.add_argument(
         "--owner", action="append", help="those of this owner, the name of a token or local (repeatable)"
     )
-    _add_config(listing)
+    add_config(listing)
     show = _command(kinds, "show", _executions_show, "one execution, step by step")
     show.add_argument("execution_id", help="the id, or its first 6 letters or more")
     show.add_argument("--follow", action="store_true", help="show the steps as they come, up to the end")
@@ -241,7 +206,7 @@ def _add_executions(commands: Any) -> None:
     for command in (show, cancel):
         command.add_argument("--owner", help="only when it is this one's")
     for command in (listing, show, cancel, prune):
-        _add_database(command)
+        add_database(command)
 
 
 class _Version(argparse.Action):
