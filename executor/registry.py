@@ -81,7 +81,7 @@ def _callables(registry: Any, refuse: Refuse) -> dict[str, Registered]:
         if not isinstance(registry, Mapping):
             raise TypeError(
                 f"tool_registry is of type {type(registry).__name__}: give functions by name, "
-                '{"price": price}, or typed_tools(price).'
+                '{"price": price}, or typed_tools(price); a toolset is opened first, async with Toolset(shop) as tools.'
             )
         for name, target in list(registry.items()):
             with _refusing(refuse):

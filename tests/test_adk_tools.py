@@ -76,6 +76,11 @@ def whose(tool_context: ToolContext) -> dict[str, Any]:
     }
 
 
+def whose_too(ctx: ToolContext, who: str = "") -> str:
+    """Whose call this is."""
+    return f"{who}{ctx.function_call_id}"
+
+
 def where() -> bool:
     """Whether it is on the main thread."""
     return threading.current_thread() is threading.main_thread()
@@ -164,6 +169,8 @@ def test_a_schema_of_gemini_becomes_json_schema() -> None:
         (Ring(), {"who": "Ada"}, "rang Ada"),
         (FunctionTool(whose), {}, {"call": "c", "run": "e", "user": "local", "session": "s"}),
         (whose, {}, {"call": "c", "run": "e", "user": "local", "session": "s"}),
+        (FunctionTool(whose_too), {"who": "call "}, "call c"),
+        (whose_too, {"who": "call "}, "call c"),
         (FunctionTool(where), {}, False),
         (where, {}, False),
         (LongRunningFunctionTool(price), {"article": "nut"}, {"article": "nut", "cents": 20}),

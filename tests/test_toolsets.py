@@ -420,26 +420,41 @@ async def test_a_context_of_ones_own_gives_tools_and_is_left_at_the_end() -> Non
 
 
 @requirement("tools:lifetime")
-async def test_a_toolset_whose_connection_ends_takes_nobody_with_it(caplog: pytest.LogCaptureFixture) -> None:
-    lost = asyncio.Event()
+@pytest.mark.parametrize(
+    ("when", "said"),
+    [
+        ("open", "toolset _AsyncGeneratorContextManager has ended by itself: ExceptionGroup"),
+        ("closing", "did not close well: OSError: gone"),
+    ],
+)
+async def test_a_toolset_whose_connection_ends_takes_nobody_with_it(
+    caplog: pytest.LogCaptureFixture, when: str, said: str
+) -> None:
+    lost, told = asyncio.Event(), asyncio.Event()
 
     @asynccontextmanager
     async def dying() -> AsyncIterator[list[Any]]:
-        async with asyncio.TaskGroup() as group:
+        async def connection() -> None:
+            await lost.wait()
+            raise OSError("gone")
 
-            async def connection() -> None:
-                await lost.wait()
-                raise ConnectionError("gone")
+        try:
+            async with asyncio.TaskGroup() as group:
+                if when == "open":
+                    group.create_task(connection())
+                yield [order]
+        finally:
+            asyncio.get_running_loop().call_soon(asyncio.get_running_loop().call_soon, told.set)
+        await connection()
 
-            group.create_task(connection())
-            yield [order]
-
-    async with asyncio.timeout(PATIENCE), Toolset(dying()) as tools:
-        lost.set()
-        for _ in range(10):
-            await asyncio.sleep(0)
-        assert await tools["order"].call({"article": "nut"}, CONTEXT) == "nut ordered"
-    assert "did not close well: ExceptionGroup" in caplog.text
+    async with asyncio.timeout(PATIENCE):
+        async with Toolset(dying()) as tools:
+            lost.set()
+            if when == "open":
+                await told.wait()
+                assert said in caplog.text
+            assert await tools["order"].call({"article": "nut"}, CONTEXT) == "nut ordered"
+    assert said in caplog.text
 
 
 @requirement("tools:lifetime")

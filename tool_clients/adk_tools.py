@@ -139,18 +139,18 @@ def _context_parameter(function: Any) -> str | None:
     """The parameter that ADK would fill: the one annotated so, else the one called `tool_context`."""
     if not inspect.isroutine(function):
         return None  # typed_tool says what is wrong with it
-    parameters = inspect.signature(inspect.unwrap(function)).parameters.values()
-    annotated = (parameter.name for parameter in parameters if _is_context(parameter.annotation))
-    named = (parameter.name for parameter in parameters if parameter.name == "tool_context")
+    plain = inspect.unwrap(function)
+    try:
+        signature = inspect.signature(plain, eval_str=True)
+    except Exception:  # noqa: BLE001 - an annotation is any code; typed_tool says which one means nothing
+        return "tool_context" if "tool_context" in getattr(plain, "__annotations__", {}) else None
+    annotated = (name for name, part in signature.parameters.items() if _is_adks(part.annotation))
+    named = (name for name in signature.parameters if name == "tool_context")
     return next(annotated, None) or next(named, None)
 
 
-def _is_context(annotation: Any) -> bool:
-    if annotation is ToolContext:
-        return False  # ours
-    if isinstance(annotation, type):
-        return annotation.__module__.startswith("google.adk.")
-    return False
+def _is_adks(annotation: Any) -> bool:
+    return isinstance(annotation, type) and annotation.__module__.startswith("google.adk.")
 
 
 def _result(value: Any) -> Any:

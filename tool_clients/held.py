@@ -35,7 +35,13 @@ async def held(
             entered.set_result(value)
             await leave.wait()
 
+    def ended(task: asyncio.Task[None]) -> None:
+        if entered.done() and not task.cancelled() and (error := task.exception()):
+            how = "did not close well" if leave.is_set() else "has ended by itself"
+            log.warning("toolset %s %s: %s: %s", name, how, type(error).__name__, error)
+
     task = asyncio.create_task(hold(), name=f"loopwright toolset {name}")
+    task.add_done_callback(ended)
     try:
         either: set[asyncio.Future[Any]] = {task, entered}
         await asyncio.wait(either, timeout=open_limit, return_when=asyncio.FIRST_COMPLETED)
@@ -49,8 +55,6 @@ async def held(
         leave.set()
         await asyncio.wait({task}, timeout=CLOSE_LIMIT)
         await _end(task)
-        if entered.done() and not task.cancelled() and (error := task.exception()):
-            log.warning("toolset %s did not close well: %s: %s", name, type(error).__name__, error)
 
 
 async def _end(task: asyncio.Task[None]) -> None:

@@ -88,7 +88,7 @@ class Toolset:
         if isinstance(made, Tool):
             return [made]
         try:
-            given = await stack.enter_async_context(held(made, _kind(source)))
+            given = await stack.enter_async_context(held(made, type(source).__name__))
         except ToolsetError:
             raise
         except Exception as error:  # other people's code may raise anything
