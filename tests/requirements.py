@@ -138,6 +138,7 @@ REQUIREMENTS: Final[dict[str, tuple[str, str]]] = {
     "downstream:content": ("The model reads all of a result that it can use, within bounds; the record keeps every part", "5 §6"),
     "downstream:in-flight": ("A call under way ends once: at its limit, its server's end or a cancel, told to its server", "5 §1"),
     "downstream:refusals": ("A refused call is an observation at once; no redirect is followed with what is for the server alone", "5 §2"),
+    "downstream:secrets": ("No key that we were given stands in a log, a file, an answer or a request to a model", "5 §3"),
     "downstream:sessions": ("A server that forgot its sessions gets one new handshake, no call is made twice", "5 §1"),
     "downstream:processes": ("No process of a tool server outlives us: 6 s after a stop, 10 s after a SIGKILL", "5 §3"),
     "downstream:peers": ("Runs with servers of other makers end well, killed in the middle or not", "5 §12"),
