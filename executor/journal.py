@@ -23,9 +23,11 @@ def check_format(row: Row) -> None:
 
 
 def new_state(row: Row, *, partial_answer: bool = True) -> State:
-    """The state of an execution before its first event."""
+    """The state of an execution before its first event. Raises `DamagedLog` when nobody can tell what it was asked."""
     check_format(row)
     execution = row.execution
+    if row.damaged:
+        raise DamagedLog(execution.execution_id)
     return State(
         execution.execution_id, execution.request, execution.created_at, partial_answer=partial_answer
     )

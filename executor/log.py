@@ -68,7 +68,8 @@ class Lease:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """What is stored of an execution beside its events."""
+    """What is stored of an execution beside its events. `damaged`: what was asked for, or how it stands, cannot be
+    read, and `execution` says only what is certain."""
 
     execution: Execution
     owner: str
@@ -78,6 +79,7 @@ class Row:
     driver: str | None
     epoch: int
     format: int = LOG_FORMAT
+    damaged: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,8 +7,7 @@ import sqlite3
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-
-from pydantic import ValidationError
+from typing import Literal
 
 from executor.errors import (
     Conflict,
@@ -73,28 +72,35 @@ class _Found:
 
     @property
     def execution(self) -> Execution:
-        whole = b'{"request":' + self.request + b"," + self.snapshot[1:]
-        if self.format <= LOG_FORMAT:
-            return Execution.model_validate_json(whole, context=STORED)
+        return self._read() or self._by_columns()
+
+    def _read(self) -> Execution | None:
+        """None: it says what we do not understand, since a newer version wrote it, or something damaged it."""
         try:
-            return Execution.model_validate_json(whole, extra="ignore", context=STORED)
-        except (
-            ValidationError
-        ):  # a field that we know means something else there: columns are the same for ever
-            return Execution(
-                execution_id=self.execution_id,
-                session_id=self.session_id,
-                status=self.status,
-                request=TaskRequest(prompt="(written by a newer version of Loopwright)"),
-                created_at=self.created_at,
-                ended_at=self.ended_at,
-                last_seq=self.last_seq,
-            )
+            whole = b'{"request":' + self.request + b"," + self.snapshot[1:]
+            extra: Literal["ignore", "forbid"] = "ignore" if self.format > LOG_FORMAT else "forbid"
+            return Execution.model_validate_json(whole, extra=extra, context=STORED)
+        except (ValueError, TypeError):
+            return None
+
+    def _by_columns(self) -> Execution:
+        """What the columns say, which are the same for ever."""
+        who = "written by a newer version of Loopwright" if self.format > LOG_FORMAT else "it cannot be read"
+        return Execution(
+            execution_id=self.execution_id,
+            session_id=self.session_id,
+            status=self.status,
+            request=TaskRequest(prompt=f"({who})"),
+            created_at=self.created_at,
+            ended_at=self.ended_at,
+            last_seq=self.last_seq,
+        )
 
     @property
     def row(self) -> Row:
+        execution = self._read()
         return Row(
-            execution=self.execution,
+            execution=execution or self._by_columns(),
             owner=self.owner,
             profile=self.profile,
             previous=self.previous,
@@ -102,6 +108,7 @@ class _Found:
             driver=self.driver,
             epoch=self.epoch,
             format=self.format,
+            damaged=execution is None and self.format <= LOG_FORMAT,
         )
 
 

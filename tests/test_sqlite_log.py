@@ -17,8 +17,10 @@ from typing import Any
 
 import pytest
 
+from executor import AgenticLoopExecutor
 from executor.database import APPLICATION_ID, MIGRATIONS, Database
 from executor.errors import Conflict, DatabaseRefused, LeaseLost, NotFound, StorageUnavailable
+from executor.executions import LOCAL
 from executor.log import Entry, Lease, Page, Row, Survey
 from executor.schema import Execution, TaskRequest
 from executor.sqlite_log import SqliteLog
@@ -37,6 +39,7 @@ from tests.entries import (
     time_limit,
 )
 from tests.requirements import requirement
+from tests.scripted_mind import Script
 
 CHILD = """
 import asyncio, sys
@@ -488,6 +491,40 @@ async def test_an_output_schema_that_was_let_in_once_is_not_checked_with_each_re
         TaskRequest(prompt="go", output_schema={"allOf": [{}]})
     assert (await log.get("a")).execution == asked
     assert (await log.list(OWNER)).executions == [asked]
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE requests SET request = CAST('{\"prompt\": 7}' AS BLOB) WHERE pos = 1",
+        "UPDATE executions SET snapshot = CAST('{' AS BLOB) WHERE pos = 1",
+        "UPDATE executions SET snapshot = 'text' WHERE pos = 1",
+    ],
+)
+@pytest.mark.parametrize("how", ["driven", "cancelled"])
+async def test_a_damaged_row_is_its_own_runs_trouble_and_that_has_an_end(
+    log: SqliteLog, path: Path, statement: str, how: str
+) -> None:
+    await log.create(new("a", driver=None, owner=LOCAL, session="s"))
+    await log.create(new("b", driver=None, owner=LOCAL, profile="other"))
+    query(path, statement)
+    script: Any = Script([])
+    profile = PROFILE if how == "driven" else "another"
+    async with AgenticLoopExecutor({}, [], name=profile, log=SqliteLog(path), providers=script) as executor:
+        if how == "cancelled":
+            await executor.executions.cancel("a")
+        entries = await collect(executor.executions.events("a"))
+        assert [(e.seq, e.step_type, e.is_final) for e in entries] == [(1, "error", True)]
+        page = await executor.executions.list()
+        assert [(e.execution_id, e.ended, e.request.prompt) for e in page.executions] == [
+            ("b", False, "the task of b"),
+            ("a", True, "(it cannot be read)" if "requests" in statement else "the task of a"),
+        ]
+        await executor.executions.history("a")
+        later = await executor.executions.start(TaskRequest(prompt="on", session_id="s"))
+        await collect(executor.executions.events(later.execution.execution_id))
+        assert (await executor.executions.get(later.execution.execution_id)).status == "completed"
+        await executor.executions.delete("a")
 
 
 async def test_a_caller_that_is_cancelled_while_its_append_waits_breaks_nothing(
