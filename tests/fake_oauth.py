@@ -229,7 +229,8 @@ class Resource:
             response = JSONResponse({"error": "invalid_token"}, 401, {"WWW-Authenticate": where})
         elif self.scope_missing and headers.get("mcp-method") == "tools/call":
             response = Response(
-                status_code=403, headers={"WWW-Authenticate": 'Bearer error="insufficient_scope"'}
+                status_code=403,
+                headers={"WWW-Authenticate": 'Bearer error="insufficient_scope", scope="notes:write"'},
             )
         elif self.legacy and "mcp-method" in headers:
             response = Response(status_code=404)

@@ -16,6 +16,7 @@ from tests.fake_oauth import Authority, Guarded, guarded
 from tests.http_client import served
 from tests.requirements import requirement
 from tests.test_mcp_tools import box, context, failure, use
+from tool_clients.access import access_to
 from tool_clients.authorization import authorize
 from tool_clients.config import Http, Server
 from tool_clients.connection import DRAIN_TIME
@@ -340,9 +341,31 @@ async def test_a_missing_right_reads_as_a_tool_error_and_the_server_stays() -> N
         async with box(entry(there)) as tools:
             await tools.ready()
             there.resource.scope_missing = True
-            assert await failure(tools.tools()["g__who"]) == f"Server g asks for more rights: {CURE}"
+            assert await failure(tools.tools()["g__who"]) == (
+                'Server g asks for more rights (notes:write): name all that it shall have as "scopes" under "oauth" '
+                "in its entry, then run `loopwright login g`"
+            )
             there.resource.scope_missing = False
             assert await use(tools.tools()["g__who"]) == '{"you": "Bearer ***"}'
+
+
+async def test_a_farewell_that_is_let_through_is_no_access() -> None:
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        return httpx2.Response({"POST": 401, "DELETE": 200, "GET": 404}[request.method])
+
+    url, refusals = "http://127.0.0.1:9/mcp", 0
+
+    def refused() -> None:
+        nonlocal refusals
+        refusals += 1
+
+    server = Server(name="g", transport=Http(url=url))
+    access = access_to(server, on_secrets=lambda secrets: None, on_refused=refused)
+    async with httpx2.AsyncClient(transport=httpx2.MockTransport(answer), auth=access) as http:
+        for method in ("POST", "DELETE", "GET", "POST"):
+            await http.request(method, url)
+            assert access.refused == CURE
+    assert refusals == 1
 
 
 @requirement("downstream:oauth:secret")

@@ -25,6 +25,8 @@ LOOK_EVERY = 1.0
 AT_MOST = 60.0
 """Seconds after which a server is tried again although nobody has logged in: it may need no login any more."""
 
+_SHOWN = 200
+
 T = TypeVar("T")
 
 
@@ -92,12 +94,16 @@ class Access(httpx2.Auth):
             self._refuse(trouble or self._tokens.cure)
             answer_instead(response, f"Server {self._name} is not available: {self.refused}")
             return
-        self.refused = None
-        if (
-            response.status_code == 403
-            and extract_field_from_www_auth(response, "error") == "insufficient_scope"
-        ):
-            answer_instead(response, f"Server {self._name} asks for more rights: {self._tokens.cure}")
+        if response.status_code == 403 and _says(response, "error") == "insufficient_scope":
+            answer_instead(response, self._more_rights(_says(response, "scope") or "which, it does not say"))
+        elif response.status_code < 400 and response.request.method != "DELETE":  # who leaves is let through
+            self.refused = None
+
+    def _more_rights(self, scope: str) -> str:
+        return (
+            f"Server {self._name} asks for more rights ({scope[:_SHOWN]}): name all that it shall have as "
+            f'"scopes" under "oauth" in its entry, then run `{login_command(self._name)}`'
+        )
 
     def _refuse(self, why: str) -> None:
         began = self.refused is None
@@ -120,7 +126,7 @@ class LoginTokens:
     """The tokens of a person's login, in whatever process it was made and last renewed."""
 
     def __init__(self, server: Server, place: Place, *, on_login: Callable[[Login], None]) -> None:
-        self.cure = f"needs login: run `loopwright login {shlex.quote(server.name)}`"
+        self.cure = f"needs login: run `{login_command(server.name)}`"
         self._place = place
         self._on_login = on_login
         self._lock = asyncio.Lock()
@@ -178,6 +184,16 @@ def _tokens(server: Server, on_secrets: Callable[[list[str]], None]) -> Tokens |
             return LoginTokens(server, place, on_login=lambda login: on_secrets(login.secrets))
         case _:
             return None
+
+
+def login_command(name: str) -> str:
+    """What a person types to log in at the server of this name."""
+    return f"loopwright login {shlex.quote(name)}"
+
+
+def _says(response: httpx2.Response, field: str) -> str | None:
+    """What a refusal says of itself (RFC 6750 §3)."""
+    return extract_field_from_www_auth(response, field)
 
 
 def _put_on(request: httpx2.Request, token: str | None) -> None:
