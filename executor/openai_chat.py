@@ -7,6 +7,7 @@ through the SDK's own HTTP client, with its headers and its exceptions (docs/per
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 from collections.abc import Mapping
@@ -61,6 +62,8 @@ class PlainClient(AsyncOpenAI):
         self, body: Mapping[str, Any], headers: Mapping[str, str], limits: Any
     ) -> httpx2.Response:
         """The answer to one request. Raises the SDK's own exceptions."""
+        if "_head" not in vars(self):  # the SDK asks the system its name, with a program where it has to
+            await asyncio.to_thread(lambda: self._head)
         url, own = self._head
         try:
             response: httpx2.Response = await self._client.post(
