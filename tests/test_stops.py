@@ -87,3 +87,18 @@ async def test_however_often_and_however_it_is_stopped_no_process_is_left(tmp_pa
 async def test_a_child_that_a_tool_server_leaves_behind_is_ended_too(how: str, tmp_path: Path) -> None:
     async with asyncio.timeout(60):
         await once(tmp_path / "home", "stdio", how, "parent")
+
+
+@requirement("downstream:processes")
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="looks where Linux shows open files")
+async def test_a_tool_server_gets_three_pipes_and_no_other_file_of_ours(tmp_path: Path) -> None:
+    entry = {"command": sys.executable, "args": [str(HOSTILE), "parent", str(tmp_path / "numbers")]}
+    (tmp_path / "mcp.json").write_text(json.dumps({"mcpServers": {"s": entry}}), encoding="utf-8")
+    async with (
+        asyncio.timeout(60),
+        loopwright("serve", "--port", "0", "--database", "sqlite:///log.db", cwd=tmp_path) as child,
+    ):
+        await child.url()
+        server, _ = await started(tmp_path, child)
+        held = await asyncio.to_thread(os.listdir, f"/proc/{server}/fd")
+        assert sorted(held) == ["0", "1", "2"]

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from executor.schema import AgenticStepEvent
+from executor.sqlite_log import SqliteLog
 from tests.fake_models import Answer, Call
 from tests.requirements import requirement
 from tests.runs import run, running
@@ -73,6 +74,37 @@ async def test_the_model_reads_all_that_it_can_use_and_the_history_has_every_par
     assert (IMAGE in result["content"]) == (PIXEL in json.dumps(model.bodies[1]))
     (record,) = history.tool_history
     assert record.result == result
+
+
+@requirement("downstream:content")
+async def test_half_a_character_from_anybody_spoils_no_later_request(tmp_path: Path) -> None:
+    """anthropics/claude-code#86560, agent0ai/agent-zero#1773: a lone surrogate made a session's requests invalid."""
+    half = "a\ud83d b"
+    line = whole({"content": [{"type": "text", "text": "@HALF@"}]}).replace("@HALF@", "a\\ud83d b")
+    first = [
+        Answer(calls=[Call("s__raw", {"line": line}), Call("s__raw", {"line": line, "note": half})]),
+        Answer(text=f"it said {half}"),
+    ]
+    read: list[list[AgenticStepEvent]] = []
+    bodies: list[dict[str, Any]] = []
+    for script in (
+        first,
+        [Answer(text="and again")],
+    ):  # each in a process of its own, as far as the log can tell
+        async with (
+            asyncio.timeout(SOON),
+            box(hostile()) as tools,
+            running(script, toolbox=tools, log=SqliteLog(tmp_path / "log.db")) as (executor, model),
+        ):
+            read.append(await run(executor, session_id="one"))
+            bodies += model.bodies
+            again = [event async for event in executor.events(read[0][0].execution_id)]
+            assert again == read[0]
+    assert [events[-1].content for events in read] == ["it said a\ufffd b", "and again"]
+    assert [event.content for event in read[0] if event.step_type == "tool_result"] == ["a\ufffd b"] * 2
+    assert len(bodies) == 3
+    for body in bodies:
+        json.dumps(body, ensure_ascii=False).encode("utf-8", "strict")
 
 
 def tool_result(events: list[AgenticStepEvent]) -> str:
