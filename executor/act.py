@@ -31,6 +31,8 @@ log = logging.getLogger("loopwright.executor")
 STOP_GRACE = 5.0
 """Seconds that a cancelled tool gets to clean up before it is abandoned."""
 MAX_ERROR_BYTES = 4096
+LONG = 256 * 1024
+"""Characters of a result that are read on the event loop, in some milliseconds."""
 MOST_WRITTEN = 250
 """Levels of a value that pydantic writes; for what is deeper it writes `"..."`."""
 
@@ -87,7 +89,10 @@ async def act(
     try:
         if error := task.exception():
             return _failed(call, _reason(error), seconds, counts=True, result=_kept(error))
-        return _succeeded(call, task.result(), seconds)
+        value = task.result()
+        if _is_long(value):
+            return await asyncio.to_thread(_succeeded, call, value, seconds)
+        return _succeeded(call, value, seconds)
     except Exception as odd:  # noqa: BLE001 - a tool's value runs its own code when it is read
         reason = f"what the tool gave cannot be read ({type(odd).__name__}). Do without this tool"
         return _failed(call, reason, seconds, counts=True, result=None)
@@ -227,6 +232,12 @@ def _succeeded(call: Call, value: Any, seconds: float) -> Observed:
         result=_record(result, room),
         duration_ms=_milliseconds(seconds),
     )
+
+
+def _is_long(value: Any) -> bool:
+    """Whether reading it takes more than a moment of the event loop: then a thread does it."""
+    text = value.text if isinstance(value, ToolOutput) else value
+    return isinstance(text, str) and len(text) > LONG
 
 
 def _milliseconds(seconds: float) -> float:

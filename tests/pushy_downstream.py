@@ -1,11 +1,12 @@
 """A downstream MCP server over stdio that says too much; plain JSON-RPC, so that it starts at once.
 
-    python pushy_downstream.py [many | nested | heavy]
+    python pushy_downstream.py [many | nested | heavy | pages | http://…]
 
-The word chooses its list of tools: 100,000 of them, schemas nested too deep, schemas that take long to check.
+The word chooses its list of tools: 100,000 of them, schemas nested too deep, schemas that take long to check, pages
+without end, schemas that point to an address.
 Tools: `ask` sends a request of its own and tells what it was answered, `flood` sends n notifications of a kind,
 `big` answers with n bytes of text, `parts` with n parts, `objects` with n objects, `echo` at once, `hold` only when
-`late` is called.
+`late` is called, `lists` how often its tools were listed.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ from typing import Any
 
 MODE = sys.argv[1] if len(sys.argv) > 1 else ""
 OBJECT: dict[str, Any] = {"type": "object"}
-NAMES = ("ask", "flood", "big", "parts", "objects", "echo", "hold", "late")
+NAMES = ("ask", "flood", "big", "parts", "objects", "echo", "hold", "late", "lists")
 HELD: list[Any] = []
+LISTED: list[None] = []
 
 
 def send(message: dict[str, Any]) -> None:
@@ -46,8 +48,21 @@ def tools() -> list[dict[str, Any]]:
             branches: dict[str, Any] = {f"p{number}": {"anyOf": [{}, {}]} for number in range(800)}
             heavy = {"type": "object", "properties": branches, "pattern": "(a+)+$"}
             large = {**OBJECT, "description": "x" * 5_000_000}
-            named = [{"name": f"t{number}", "inputSchema": heavy} for number in range(9)]
+            named = [{"name": f"t{number}", "inputSchema": heavy} for number in range(3)]
             return [*named, {"name": "large", "inputSchema": large}, {"name": "echo", "inputSchema": OBJECT}]
+        case "pages":
+            LISTED.append(None)
+            return [{"name": f"t{len(LISTED)}", "inputSchema": OBJECT}]
+    if MODE:
+        parts = {"$ref": MODE, "$dynamicRef": MODE, "$schema": MODE, "$id": MODE}
+        return [
+            {
+                "name": key[1:],
+                "inputSchema": {"type": "object", "properties": {"a": {key: value}}, key: value},
+            }
+            for key, value in parts.items()
+        ]
+    LISTED.append(None)
     return [{"name": name, "inputSchema": OBJECT} for name in NAMES]
 
 
@@ -82,6 +97,8 @@ def call(params: dict[str, Any], request_id: Any) -> dict[str, Any] | None:
             for held in HELD:
                 send({"id": held, "result": text("too late")})
             return text("in time")
+        case "lists":
+            return text(str(len(LISTED)))
         case "big":
             return text("x" * given["n"])
         case "parts":
@@ -107,7 +124,7 @@ def main() -> None:
                     "serverInfo": info,
                 }
             case "tools/list":
-                result = {"tools": tools()}
+                result = {"tools": tools(), **({"nextCursor": "more"} if MODE == "pages" else {})}
             case "tools/call":
                 result = call(message["params"], message["id"])
             case _:

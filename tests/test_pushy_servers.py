@@ -15,11 +15,14 @@ from typing import Any
 import pytest
 from mcp_types import JSONRPCNotification, JSONRPCRequest, JSONRPCResponse
 
-from executor.tools import Tool
+from executor.act import act
+from executor.outcomes import Call
+from executor.tools import Tool, ToolContext, ToolOutput
 from tests.requirements import requirement
 from tests.test_hostile_servers import http_server, over_http
 from tests.test_mcp_tools import box, context, failure, fake, use
 from tool_clients.config import Server, Stdio
+from tool_clients.connection import RELIST_PAUSE
 from tool_clients.messages import MAX_CONTAINERS, is_overfull
 from tool_clients.sieve import CHANGES_PER_SECOND, PROGRESS_PER_SECOND, REQUESTS_PER_SECOND, Sieve
 from tool_clients.weight import deeper_than, json_up_to, weighs_more
@@ -125,6 +128,48 @@ async def test_a_flood_of_notifications_leaves_the_calls_of_others_alone(kind: s
     assert meanwhile / before < 20
 
 
+async def test_however_many_changes_are_told_the_tools_are_listed_once_a_second() -> None:
+    async with asyncio.timeout(SOON), box(pushy()) as tools:
+        await tools.ready()
+        began = time.monotonic()
+        await use(tools.tools()["p__flood"], kind="list_changed", n=5_000)
+        while True:  # it tells only who asks
+            times = int(await use(tools.tools()["p__lists"])) - 1
+            if times:
+                break
+            await asyncio.sleep(0.05)
+        assert times <= 1 + (time.monotonic() - began) / RELIST_PAUSE
+
+
+async def test_pages_without_end_have_one() -> None:
+    async with asyncio.timeout(SOON), box(pushy("pages")) as tools:
+        await tools.ready()
+        (seen,) = tools.states()
+    assert list(seen.tools) == [f"p__t{number}" for number in range(1, 33)]
+    assert seen.notes == ("more than 32 pages or 512 tools: the rest is left out",)
+
+
+async def test_no_address_in_a_schema_is_ever_asked() -> None:
+    asked: list[None] = []
+
+    async def trap(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.append(None)
+        writer.close()
+        await writer.wait_closed()
+
+    async with asyncio.timeout(SOON), await asyncio.start_server(trap, "127.0.0.1", 0) as server:
+        address = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/x.json"
+        async with box(pushy(address)) as tools:
+            await tools.ready()
+            (seen,) = tools.states()
+            for tool in tools.tools().values():
+                call = Call(id="c", name=tool.name, arguments={"a": 1}, raw_arguments=None)
+                stop = asyncio.get_running_loop().create_future()
+                await act(call, {tool.name: tool}, context(), time_limit=5, stop=stop)
+    assert seen.notes == ("tool 'ref': its schema points elsewhere ($ref)",)
+    assert (seen.state, asked) == ("ready", [])
+
+
 # Too much
 
 
@@ -156,7 +201,7 @@ async def longest_hold() -> AsyncGenerator[Callable[[], float]]:
         (
             "heavy",
             "ready",
-            [*[f"p__t{number}" for number in range(9)], "p__echo"],
+            [*[f"p__t{number}" for number in range(3)], "p__echo"],
             ["tool 'large': its schema is larger than 32,768 bytes"],
         ),
     ],
@@ -165,7 +210,8 @@ async def test_a_hostile_list_of_tools_holds_nobody_up(
     mode: str, state: str, usable: list[str], notes: list[str]
 ) -> None:
     async with asyncio.timeout(SOON), longest_hold() as held, box(pushy(mode)) as tools:
-        await tools.ready()
+        while tools.connecting():
+            await tools.ready()
         (seen,) = tools.states()
         assert (seen.state, list(seen.tools), list(seen.notes)) == (state, usable, notes)
         assert held() < HELD
@@ -194,6 +240,21 @@ async def test_a_large_result_holds_nobody_up(tool: str, n: int, text: str | Non
             assert held() < HELD
         assert answer == text or answer.startswith("the server's answer ")
         assert await use(tools.tools()["p__echo"]) == "here"
+
+
+async def test_a_long_result_is_read_beside_the_event_loop() -> None:
+    text = "ü\n" * 3_000_000
+
+    async def long(_: Any, __: ToolContext) -> ToolOutput:
+        return ToolOutput(text=text, result={"content": [{"type": "text", "text": text}]})
+
+    tool = Tool(name="t", description="d", parameters_schema={"type": "object"}, call=long)
+    call = Call(id="c", name="t", arguments={}, raw_arguments=None)
+    stop = asyncio.get_running_loop().create_future()
+    async with asyncio.timeout(SOON), longest_hold() as held:
+        seen = await act(call, {"t": tool}, context(), time_limit=60, stop=stop)
+        assert held() < HELD
+    assert seen.observation.endswith("… [cut: 65536 of 9000000 bytes shown]")
 
 
 async def test_a_large_structured_result_is_cut_for_the_model_and_the_record() -> None:

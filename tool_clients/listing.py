@@ -22,8 +22,8 @@ MAX_TOOLS = 512
 MAX_SCHEMA_BYTES = 32 * 1024
 MAX_SCHEMA_DEPTH = 32
 TOO_LARGE = f"its schema is larger than {MAX_SCHEMA_BYTES:,} bytes"
-CHECK_SECONDS = 5.0
-"""Seconds of a thread that checking one server's schemas may take. Five hundred plain ones take one."""
+CHECK_SECONDS = 10.0
+"""Seconds of a thread that checking one server's schemas may take. Five hundred plain ones take some three."""
 
 
 @dataclass(frozen=True, slots=True)
