@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
+from mcp import Client
 
+from executor import AgenticLoopExecutor
 from executor.act import act
 from executor.outcomes import Call
 from executor.patience import Patience, patience
@@ -15,8 +19,11 @@ from executor.schema import StepType
 from executor.signs import Signs
 from executor.tools import TOOL_TIMEOUT, Tool, ToolContext
 from server.mcp_progress import Story
+from server.mcp_server import mcp_server
 from tests.requirements import requirement
 from tests.test_mcp_progress import EXECUTION, ID, call, event
+from tests.test_mcp_tools import box, fake, use
+from tool_clients.config import Rules
 
 
 class Clock:
@@ -136,3 +143,31 @@ def test_a_heartbeat_says_what_the_running_tool_says() -> None:
         "turn 1 of 10: waiting for files__search(*.md) (3 of 4 files), for 20 s"
     )
     assert ID in story.opening()
+
+
+@requirement("fail:tool-silence")
+async def test_the_progress_of_a_servers_tool_reaches_who_waits_and_its_silence_ends_the_call(
+    tmp_path: Path,
+) -> None:
+    script = tmp_path / "model.json"
+    turns = [{"calls": [{"name": "s__hang"}]}, {"text": "{{ last_observation }}"}]
+    await asyncio.to_thread(script.write_text, json.dumps(turns))
+    told: list[str] = []
+
+    async def listen(progress: float, total: float | None, message: str | None) -> None:
+        told.append(message or "")
+
+    async with (
+        asyncio.timeout(60),
+        box(fake(rules=Rules(timeout=2.0))) as tools,
+        AgenticLoopExecutor({}, [], tools=tools, model=f"scripted:{script}") as executor,
+        Client(mcp_server(executor.executions, heartbeat=0.2)) as client,
+    ):
+        result = await client.call_tool("execute_task", {"prompt": "go"}, progress_callback=listen)
+        cancelled = await use(tools.tools()["s__cancelled"])
+    assert result.structured_content is not None
+    assert result.structured_content["answer"] == (
+        "TOOL_ERROR: timed out after 2 s without progress. Ask for less at a time, or do without it"
+    )
+    assert any(line.startswith("turn 1 of 10: waiting for s__hang() (1 of 4), for ") for line in told)
+    assert cancelled == '["caller cancelled"]'
