@@ -31,7 +31,7 @@ logger = logging.getLogger("loopwright.executor")
 _PASSING = frozenset((408, 409, 425, 429))
 _UNREADABLE = "Error converting to valid response"  # LiteLLM's words (a 422) for an answer cut in its JSON
 _WRAPPED_BY = re.compile(r"^(?:litellm\.\w+: |\w*(?:Error|Exception)(?: \w+)? ?[:-] )+")
-_FORMAT = re.compile(r"response_?format|json_?(?:schema|object)|grammar|\bformat\b.*schema", re.I)
+_FORMAT = re.compile(r"response[_ ]?format|json[_ ]?(?:schema|object)|grammar", re.I)
 _MESSAGE = re.compile(r"""["']message["']\s*:\s*(?:"((?:[^"\\]|\\.)*)"|'((?:[^'\\]|\\.)*)')""")
 
 

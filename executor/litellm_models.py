@@ -37,6 +37,10 @@ if TYPE_CHECKING:
 _KEY_MISSING = re.compile(r"missing [\w ]*(api.?key|credentials)|api_key client option must be set", re.I)
 
 
+MAX_OLLAMA_MODELS = 256
+"""Models of which it is kept what Ollama said."""
+
+
 def load() -> ModuleType:
     """LiteLLM, imported, made quiet and warm. Takes seconds the first time: call it in a thread."""
     # Read by LiteLLM: without them it fetches its price list at import, and other lists later, over the network.
@@ -52,6 +56,7 @@ def load() -> ModuleType:
         litellm.suppress_debug_info = True  # else it prints to stdout on every error
         _quiet_loggers()
         _warm_up(litellm)
+        _ask_ollama_once()
     # It imports providers when they are first used; Pydantic remarks on type definitions in those modules.
     warnings.filterwarnings("ignore", message=r".* using the `ReadOnly` qualifier", category=UserWarning)
     warnings.filterwarnings("ignore", module=r"litellm\.")  # what it does in deprecated ways is its business
@@ -70,6 +75,32 @@ def _warm_up(litellm: ModuleType) -> None:
     messages = [{"role": "user", "content": "warm up"}]
     list(litellm.completion(model="gpt-4o", messages=messages, mock_response="warm", stream=True))
     litellm.token_counter(model="gpt-4o", text="warm")
+
+
+def _ask_ollama_once() -> None:
+    """Keep what Ollama says of a model. LiteLLM asks five times a request, thrice of these in the event loop, which
+    stands still meanwhile; the first time is in a thread."""
+    from litellm.llms.ollama.common_utils import OllamaModelInfo
+
+    ask = OllamaModelInfo.get_runtime_model_info
+    if ask.__module__ == __name__:
+        return
+    kept: dict[tuple[str, str | None], dict[str, object]] = {}
+
+    def get_runtime_model_info(
+        self: Any, model: str, api_base: str | None = None, api_key: str | None = None
+    ) -> dict[str, object]:
+        key = (self._strip_ollama_model_prefix(model), self.get_server_api_base(api_base))
+        if key not in kept:
+            said = ask(self, model, api_base, api_key)
+            if "supports_function_calling" not in said:  # it was not reached
+                return said
+            if len(kept) >= MAX_OLLAMA_MODELS:  # clients choose the names
+                kept.clear()
+            kept[key] = said
+        return dict(kept[key])
+
+    OllamaModelInfo.get_runtime_model_info = get_runtime_model_info  # type: ignore[method-assign]
 
 
 def check_name(litellm: ModuleType, name: str) -> None:

@@ -7,7 +7,7 @@ hooks and settings in force) and is left where it would call tools; without one 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -129,7 +129,7 @@ class ModelThinker:
             settings["tool_choice"] = "none" if ask.closing else "auto"
         if held is not None:
             # As it is: Pydantic AI's own way would rewrite the schema, by rules of OpenAI's that local servers lack.
-            settings["extra_body"] = {"response_format": held}
+            settings["extra_body"] = {**self._own_body(), "response_format": held}
         if (most := self._most_output(ask.max_output_tokens)) is not None:
             settings["max_tokens"] = most
         return _Request(
@@ -138,6 +138,12 @@ class ModelThinker:
             settings=settings,
             transient=None if transient is None else self._form.live(transient),
         )
+
+    def _own_body(self) -> Mapping[str, Any]:
+        """What the agent's owner sends beside the usual, which ours would replace."""
+        own = None if self._agent is None else self._agent.model_settings
+        body = own.get("extra_body") if isinstance(own, Mapping) else None
+        return body if isinstance(body, Mapping) else {}
 
     def _most_output(self, left: int | None) -> int | None:
         """The limit for this answer, when that many tokens are left of a budget. Providers refuse one that is

@@ -472,3 +472,13 @@ async def test_an_agent_of_the_users_own_is_asked_in_the_same_words() -> None:
         assert lines(events)[-1] == "final_answer answer final: It is 3."
         requests.append(fake.bodies)
     assert requests[0] == requests[1]
+
+
+@requirement("model:json")
+async def test_what_an_agents_owner_sends_beside_the_usual_is_sent_in_json_mode_too() -> None:
+    agent = Agent(model_settings={"temperature": 0.25, "extra_body": {"top_k": 4}})
+    async with asyncio.timeout(30), json_mode([final("Hello.")], {}, agent=agent) as (executor, fake):
+        events = await run(executor)
+    assert lines(events) == ["final_answer answer final: Hello."]
+    sent = fake.bodies[0]
+    assert (sent["temperature"], sent["top_k"], sent["response_format"]) == (0.25, 4, held_to(ANSWER))
