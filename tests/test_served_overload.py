@@ -29,7 +29,7 @@ RUNS = FULL or 300
 ROOM = 2_000 if FULL else 100
 """Runs at once; the others wait for their turn."""
 
-LONG = PATIENCE + RUNS / 10
+LONG = 4 * PATIENCE + RUNS / 5
 WHOLE = "1,2,3,4,5 True answer"
 """What each client is to see: a turn with a call that fails, and the answer."""
 STREAM = {"Accept": "text/event-stream"}
