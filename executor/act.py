@@ -13,18 +13,19 @@ import time
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from jsonschema.exceptions import best_match
 from pydantic_core import PydanticSerializationError, from_json, to_json
 
-from executor.json_schema import Checker
 from executor.media import sorted_out
 from executor.outcomes import Call, Json, Observed
 from executor.patience import patience
 from executor.strict_json import NotAllowed, holds_iterator, parse_json, too_deep
 from executor.text import clean, clean_json, cut
 from executor.tools import MAX_OBSERVATION_BYTES, MAX_RESULT_BYTES, Tool, ToolContext, ToolFailure, ToolOutput
+
+if TYPE_CHECKING:
+    from executor.json_schema import Checker
 
 log = logging.getLogger("loopwright.executor")
 
@@ -107,7 +108,7 @@ def arguments_fault(call: Call, schema: Mapping[str, Any]) -> str | None:
         )
     try:
         checker = _checker(to_json(schema))
-        error = best_match(checker.faults(call.arguments))
+        error = checker.worst(call.arguments)
     except Exception as broken:  # noqa: BLE001 - a tool's own broken schema may raise anything; the tool decides
         _say_once(call.name, str(broken))
         return None
@@ -129,6 +130,8 @@ def _why(raw: str) -> str:
 
 @lru_cache(maxsize=1024)
 def _checker(schema: bytes) -> Checker:
+    from executor.json_schema import Checker  # here: a server that starts has no use for it
+
     return Checker(from_json(schema))
 
 

@@ -11,9 +11,6 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, Final
 
-from jsonschema import Draft7Validator, Draft202012Validator
-from jsonschema.exceptions import SchemaError
-
 NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 """What every provider takes as the name of a function."""
 
@@ -74,6 +71,10 @@ def checked_name(name: Any, place: str) -> str:
 
 def check_schema(parameters: Mapping[str, Any], place: str) -> None:
     """Raise `ValueError` for what is no JSON Schema. Some 0.6 ms: not for every turn."""
+    # here: a server that starts has no use for it, and an assistant waits
+    from jsonschema import Draft7Validator, Draft202012Validator
+    from jsonschema.exceptions import SchemaError
+
     try:
         Draft202012Validator.check_schema(parameters)
     except SchemaError as error:

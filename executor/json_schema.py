@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import regex  # type: ignore[import-untyped]
 from jsonschema import Draft202012Validator, FormatChecker
-from jsonschema.exceptions import ValidationError
+from jsonschema.exceptions import ValidationError, best_match
 from jsonschema.validators import extend
 from pydantic_core import to_json
 from referencing import Registry
@@ -78,6 +78,11 @@ class Checker:
             raise Unusable(f"{type(error).__name__}: {error}") from error
         finally:
             _budget.reset(token)
+
+    def worst(self, value: Any) -> ValidationError | None:
+        """What to mend first in the value; None when it meets the schema. Raises `Unusable`."""
+        found: ValidationError | None = best_match(self.faults(value))
+        return found
 
 
 def check_schema(schema: Any) -> None:

@@ -72,9 +72,13 @@ def _quiet_loggers() -> None:
 
 def _warm_up(litellm: ModuleType) -> None:
     """Have it load here what it would load in the event loop at the first request (0.8 s of it)."""
+    _rehearse(litellm, "gpt-3.5-turbo")
+
+
+def _rehearse(litellm: ModuleType, model: str) -> None:
+    """A streamed answer of nobody's. It loads the vocabulary of the model, that tokens are counted with."""
     messages = [{"role": "user", "content": "warm up"}]
-    list(litellm.completion(model="gpt-4o", messages=messages, mock_response="warm", stream=True))
-    litellm.token_counter(model="gpt-4o", text="warm")
+    list(litellm.completion(model=model, messages=messages, mock_response="warm", stream=True))
 
 
 def _ask_ollama_once() -> None:
@@ -162,9 +166,14 @@ class _Chat:
 class _Completions:
     def __init__(self, litellm: ModuleType) -> None:
         self._litellm = litellm
+        self._rehearsed = False
 
     async def create(self, **arguments: Any) -> ChatCompletion | _Chunks:
         request = _request(arguments)
+        if request.get("stream") and not self._rehearsed:
+            # Loading the large vocabulary holds the interpreter lock for 0.13 s: only for those who stream.
+            await asyncio.to_thread(_rehearse, self._litellm, "gpt-4o")
+            self._rehearsed = True
         answer = await self._litellm.acompletion(**request, num_retries=0, max_retries=0, drop_params=True)
         if request.get("stream"):
             return _Chunks(answer)

@@ -15,9 +15,11 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
+from executor.collector import resting
 from executor.keys import KeyCure, missing_keys, no_key, plain_cure
 from executor.model_names import SCRIPTED
 from executor.outcomes import Thought
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
     from pydantic_ai import Agent
 
     from executor.model_thinker import ModelThinker, Voice
+
+T = TypeVar("T")
 
 ANSWER_TIMEOUT = 600.0
 """Seconds that a whole answer may take."""
@@ -118,17 +122,17 @@ class Providers:
         kept. A script's answers have one when it states any."""
         agent = agent or self._agent
         if agent is not None and agent.model is not None:
-            return await asyncio.to_thread(_own_price_known, agent)
+            return await _importing(_own_price_known, agent)
         match route(model):
             case "scripted":
-                return await asyncio.to_thread(states_costs, script_path(model))
+                return await _importing(states_costs, script_path(model))
             case "litellm":
                 litellm = await self._load_litellm()
                 from executor.litellm_models import priced_as
 
                 return priced_as(litellm, model) is not None
             case "native":
-                return await asyncio.to_thread(_native_price_known, model)
+                return await _importing(_native_price_known, model)
 
     async def aclose(self) -> None:
         """Close every HTTP client. Nothing may be asked any more."""
@@ -147,9 +151,9 @@ class Providers:
             raise no_key(name, variables, self._key_cure)
         if route(name) == "litellm":
             litellm = await self._load_litellm()
-            voice = await asyncio.to_thread(_litellm_voice, litellm, name, self._key_cure)
+            voice = await _importing(_litellm_voice, litellm, name, self._key_cure)
         else:
-            voice = await asyncio.to_thread(_native_voice, name, self._key_cure)
+            voice = await _importing(_native_voice, name, self._key_cure)
         await stack.enter_async_context(voice.model)
         if voice.close is not None:
             stack.push_async_callback(voice.close)
@@ -158,7 +162,7 @@ class Providers:
     async def _load_litellm(self) -> ModuleType:
         async with self._loading:
             if self._litellm is None:
-                self._litellm = await asyncio.to_thread(_import_litellm)
+                self._litellm = await _importing(_import_litellm)
                 from executor.litellm_models import enter, leave
 
                 enter()
@@ -189,7 +193,7 @@ class _LazyThinker:
     async def think(self, ask: Ask, transient: Transient | None = None) -> Thought:
         if self._agent is not None and self._agent.model is not None:
             if self._thinker is None:
-                self._thinker = self._made(await asyncio.to_thread(_own_voice, self._agent))
+                self._thinker = self._made(await _importing(_own_voice, self._agent))
             return await self._thinker.think(ask, transient)
         async with self._providers.using(self._name) as voice:
             if self._thinker is None:
@@ -207,6 +211,16 @@ class _LazyThinker:
 
 
 # ── in a thread: each of these imports for seconds the first time ────────────────────────────────────
+
+
+async def _importing(call: Callable[..., T], *arguments: Any) -> T:
+    """What the call gives, made in a thread; no full collection stops everybody meanwhile."""
+
+    def work() -> T:
+        with resting():
+            return call(*arguments)
+
+    return await asyncio.to_thread(work)
 
 
 def _import_litellm() -> ModuleType:

@@ -32,9 +32,8 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic_core import ErrorDetails
 
@@ -43,6 +42,9 @@ from executor.model_names import SCRIPTED
 from executor.outcomes import Slot, Thought
 from executor.output_tool import output_tool
 from executor.think import Ask, ModelFailure, Transient
+
+if TYPE_CHECKING:
+    from yaml import YAMLError
 
 _PLACEHOLDER = re.compile(r"\{\{\s*(?P<name>[^{}]*?)\s*\}\}")
 _KNOWN = re.compile(r"prompt|last_observation|observations\.[\w-]+")
@@ -135,6 +137,8 @@ def script_path(model: str) -> Path:
 
 def read_script(path: Path) -> Script:
     """The script in a file. Raises `ModelFailure` that names the file and each line or field at fault."""
+    import yaml  # here: only scripts need it
+
     try:
         value = yaml.safe_load(path.read_text(encoding="utf-8"))
         if value is None:
@@ -161,9 +165,10 @@ def states_costs(path: Path) -> bool:
     return any(turn.usage.cost_usd is not None for turn in (*script.turns, script.closing))
 
 
-def _where(error: yaml.YAMLError) -> str:
-    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
-        return f"line {error.problem_mark.line + 1}: {error.problem}"
+def _where(error: YAMLError) -> str:
+    mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
+    if mark is not None:
+        return f"line {mark.line + 1}: {problem}"
     return " ".join(str(error).split())
 
 

@@ -10,8 +10,6 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from executor.json_schema import check_schema
-
 MAX_OBSERVATION_BYTES = 64 * 1024
 MAX_RESULT_BYTES = 1024 * 1024
 TOOL_TIMEOUT = 60.0
@@ -79,6 +77,8 @@ def context_parameter(function: Callable[..., Any]) -> str | None:
 
 def schema_fault(schema: Mapping[str, Any]) -> str | None:
     """Why arguments cannot be checked with this schema; None when they can. Takes a bounded time, and fetches nothing."""
+    from executor.json_schema import check_schema  # here: a server that starts has no use for it
+
     try:
         check_schema(schema)
     except ValueError as error:

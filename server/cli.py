@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from . import collector
 from .options import add_agent, add_config, add_database, add_storage, add_toolset
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="backslashreplace")  # a terminal may know few letters
     arguments = parser().parse_args(argv)
     command: Callable[[argparse.Namespace], int] = arguments.command
+    collector.put_off()
     try:
         return _refusals_named(command, arguments)
     except KeyboardInterrupt:
@@ -41,6 +43,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         sys.stdout = None  # whoever read us has left: nothing to flush at exit
         return 1
+    finally:
+        collector.begin()
 
 
 def _refusals_named(command: Callable[[argparse.Namespace], int], arguments: argparse.Namespace) -> int:
@@ -221,10 +225,10 @@ class _Version(argparse.Action):
 
 
 def _serve(arguments: argparse.Namespace) -> int:
-    settings = settings_of(arguments)
     from .limits import raise_open_files
     from .serving import GRACE, serve
 
+    settings = settings_of(arguments)
     raise_open_files()
     grace = GRACE if arguments.grace is None else arguments.grace
     if not (grace >= 0 and math.isfinite(grace)):
@@ -233,16 +237,15 @@ def _serve(arguments: argparse.Namespace) -> int:
 
 
 def _stdio(arguments: argparse.Namespace) -> int:
-    settings = settings_of(arguments)
     from .limits import raise_open_files
     from .stdio import stdio
 
+    settings = settings_of(arguments)
     raise_open_files()
     return stdio(settings)
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    settings = settings_of(arguments, quiet="WARNING")
     from pydantic import ValidationError
 
     from executor.schema import TaskRequest
@@ -250,6 +253,7 @@ def _run(arguments: argparse.Namespace) -> int:
     from .limits import raise_open_files
     from .run_once import run_once
 
+    settings = settings_of(arguments, quiet="WARNING")
     raise_open_files()
     prompt = sys.stdin.read() if arguments.task == "-" else arguments.task
     given = {
@@ -354,6 +358,7 @@ def _executions_prune(arguments: argparse.Namespace) -> int:
 def _demo(arguments: argparse.Namespace) -> int:
     from .demo import demo
 
+    collector.begin()
     return asyncio.run(demo(arguments.folder))
 
 
@@ -361,12 +366,13 @@ def _demo(arguments: argparse.Namespace) -> int:
 
 
 def settings_of(arguments: argparse.Namespace, *, quiet: str | None = None) -> Settings:
-    """The settings in force, and logging configured by them. `quiet`: the level, unless one is set."""
+    """The settings in force, logging configured by them, the collector at work. `quiet`: the level, unless one is set."""
     from .settings import read_settings
 
     settings = read_settings(_flags(arguments))
     chosen = "log_level" in settings.model_fields_set
     configure_logging(quiet if quiet and not chosen else settings.log_level)
+    collector.begin()
     return settings
 
 

@@ -13,15 +13,20 @@ import json
 import sys
 import time
 
-import server.compose
-import server.mcp_server
-import server.mcp_stdio  # noqa: F401
-from executor.providers import Providers
+from server import collector
+
+collector.put_off()  # as `loopwright stdio` does
+
+import server.compose  # noqa: E402
+import server.mcp_server  # noqa: E402
+import server.mcp_stdio  # noqa: E402, F401
+from executor.providers import Providers  # noqa: E402
 
 BEAT = 0.001
 
 
 async def main(model: str) -> None:
+    collector.begin()
     gaps: list[float] = []
 
     async def beat() -> None:

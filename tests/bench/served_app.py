@@ -30,6 +30,7 @@ from executor import AgenticLoopExecutor, SqliteLog
 from executor.executions import Executions
 from executor.frames import sse_frame
 from executor.litellm_models import load
+from server import collector
 from server.app import create_app
 from server.limits import raise_open_files
 from server.serving import Serving, listening, url_of
@@ -125,6 +126,7 @@ def _event(kind: str, iteration: int, content: str, *, is_final: bool = False, *
 
 
 async def main(kind: str, database: str) -> None:
+    collector.begin()  # as `loopwright serve` does, for both kinds
     raise_open_files()
     gate = Gate()
 
