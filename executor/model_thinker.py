@@ -106,7 +106,9 @@ class ModelThinker:
         async def answer(held: ResponseFormat | None) -> ModelResponse:
             return await self._answer(self._request(ask, told, held, transient))
 
-        given = await self.voice.formats.answered(self.voice.name, told.formats, answer)
+        holds = "extra_body" not in self.voice.model.unsupported_settings  # else it would only warn
+        formats = told.formats if holds else (None,)
+        given = await self.voice.formats.answered(self.voice.name, formats, answer)
         response, estimated = measured(given, told.messages, told.tools)
         price = self.voice.price(response)
         response, unreadable = self._form.read(response, ask, output)

@@ -17,7 +17,7 @@ from tests.fake_models import FakeModels
 from tests.fake_ollama import ollama
 from tests.json_mode import calls, final, held_to, said
 from tests.requirements import requirement
-from tests.thinking import ADD, LEFT, WRITE, ask, ended
+from tests.thinking import ADD, KEY, LEFT, WRITE, ask, ended
 
 TOOLS = (ADD, WRITE)
 GRAMMAR = answer_grammar(TOOLS, None)
@@ -71,6 +71,23 @@ async def test_servers_that_speak_openai_get_the_schema_as_response_format(
     sent = {**fake.bodies[1]}
     assert sent.pop("stream", False) is False
     assert sent == {"model": "q", "messages": MESSAGES, "response_format": held_to(GRAMMAR)}
+
+
+@requirement("model:json:formats")
+@pytest.mark.parametrize(
+    ("model", "held"),
+    [("gemini/gemini-2.5-flash", GRAMMAR), ("google:gemini-2.5-flash", None)],
+)
+async def test_where_a_format_cannot_be_sent_the_prompt_does_it(
+    model: str, held: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GEMINI_API_KEY", KEY)
+    async with FakeModels([calls(("add", {"a": 1}), thought="I add."), final("3", "Done.")]) as fake:
+        for variable in ("GEMINI_API_BASE", "GOOGLE_GEMINI_BASE_URL"):
+            monkeypatch.setenv(variable, fake.url)
+        check(*await two_turns(model))
+    assert [body["generationConfig"].get("response_json_schema") for body in fake.bodies] == [held, held]
+    assert [content["role"] for content in fake.bodies[1]["contents"]] == ["user", "model", "user"]
 
 
 @requirement("model:json")
