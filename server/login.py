@@ -77,10 +77,7 @@ async def login(settings: Settings, name: str, *, browser: bool = True, patience
             'entry\'s "loopwright": {"oauth": …}.'
         ) from None
     except Unauthorized as error:
-        raise LoginFailed(
-            f"Server {name}: {printable(secrets.hide(str(error)))}. If it wants a key instead of a login, put that into "
-            'the "headers" of its entry.'
-        ) from None
+        raise LoginFailed(f"Server {name}: {printable(secrets.hide(str(error)))}.") from None
     if made is None:
         say(f"{name} needs no login: it lets us in as we are.")
         return 0

@@ -235,6 +235,19 @@ async def test_a_server_that_lets_everybody_in_needs_no_login(tmp_path: Path) ->
 
 
 @requirement("cli:login")
+async def test_a_server_that_wants_a_key_and_no_login_is_told_apart(tmp_path: Path) -> None:
+    async with asyncio.timeout(90), guarded() as there:
+        there.resource.documented = False
+        configured(there, tmp_path)
+        async with loopwright("login", "g", cwd=tmp_path) as child:
+            await child.hears(
+                r"^loopwright: Server g: it answers 401 and names no authorization server: if it wants a key, put that "
+                r'into the "headers" of its entry\.$'
+            )
+            assert await child.ended() == 1
+
+
+@requirement("cli:login")
 async def test_a_client_that_the_entry_names_is_used_as_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

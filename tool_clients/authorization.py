@@ -28,6 +28,8 @@ from .renewal import due_at
 Consent = Callable[[str], Awaitable[AuthorizationCodeResult]]
 """Shows a person the authorization server's page, and gives what it sends back to the redirect address."""
 
+_NO_LOGIN = 'it answers 401 and names no authorization server: if it wants a key, put that into the "headers" of its entry'
+
 
 async def authorize(server: Server, *, redirect_uri: str, consent: Consent) -> Login | None:
     """Have a person log in at the server; None: it lets us in without. Raises `Unauthorized`.
@@ -44,10 +46,12 @@ async def authorize(server: Server, *, redirect_uri: str, consent: Consent) -> L
         try:
             status = await knock(transport, flow.provider)
         except OAuthRegistrationError as error:
+            if flow.provider.context.oauth_metadata is None:  # the SDK then tries addresses that nobody named
+                raise Unauthorized(_NO_LOGIN) from None
             raise _unregistered(error) from None
     if memory.tokens is None:
         if status == 401:
-            raise Unauthorized("it answers 401 and says of no authorization server that could be asked")
+            raise Unauthorized(_NO_LOGIN)
         return None
     if status == 401:
         raise Unauthorized("it refuses the token that its own authorization server gave")
