@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import sys
 from collections.abc import AsyncIterator
@@ -35,7 +34,7 @@ class Local:
 
     async def restart(self) -> None:
         """Kill it; whoever has started it starts it again."""
-        os.kill(self.numbers()[-1], signal.SIGKILL)
+        os.kill(self.numbers()[-1], 9)
 
 
 class Remote:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
+import re
 import sys
 import time
 from pathlib import Path
@@ -20,6 +20,7 @@ from tests.runs import run, running
 from tests.test_hostile_servers import hostile
 from tests.test_mcp_tools import SOON, box, failure, fake, use
 
+STATUS_OF_US = Path("/proc/self/status")
 PIXEL = "iVBORw0KGgo="
 TABLE = {"rows": [{"city": "Lyon", "people": 522_250}]}
 IMAGE = {"type": "image", "data": PIXEL, "mimeType": "image/png"}
@@ -133,12 +134,12 @@ async def test_a_large_result_arrives_cut_and_marked_for_the_model(size: int) ->
 
 def memory() -> int:
     """The bytes of memory that this process has in use."""
-    pages = Path("/proc/self/statm").read_text().split()[1]
-    return int(pages) * os.sysconf("SC_PAGE_SIZE")
+    (kilobytes,) = re.findall(r"VmRSS:\s+(\d+) kB", STATUS_OF_US.read_text())
+    return int(kilobytes) * 1024
 
 
 @requirement("downstream:content")
-@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="measures memory as Linux tells it")
+@pytest.mark.skipif(not STATUS_OF_US.exists(), reason="measures memory as Linux tells it")
 @pytest.mark.parametrize("megabytes", [10, 100])
 async def test_a_result_beyond_the_limit_costs_its_call_and_neither_time_nor_memory(megabytes: int) -> None:
     """IBM/mcp-context-forge#2591, agentclientprotocol/python-sdk#27; the limit for one line is 8 MiB."""
