@@ -32,6 +32,9 @@ from tool_clients.config import Config, Rules, Stdio
 from tool_clients.mcp_tools import McpTools
 
 SOON = 60.0
+HANG_UP: Any = getattr(signal, "SIGHUP", None)
+OPENPTY: Any = getattr(os, "openpty", None)
+"""What POSIX alone has."""
 
 
 def config(*servers: Any) -> Config:
@@ -216,7 +219,7 @@ async def _already(client: Client) -> AsyncGenerator[Client]:
 
 
 @requirement("downstream:reload")
-@pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGHUP")
+@pytest.mark.skipif(HANG_UP is None, reason="there is no SIGHUP")
 async def test_a_signal_reloads_and_a_broken_file_leaves_the_old_one_in_force(tmp_path: Path) -> None:
     write(tmp_path / "mcp.json", "a")
     async with (
@@ -225,25 +228,23 @@ async def test_a_signal_reloads_and_a_broken_file_leaves_the_old_one_in_force(tm
     ):
         await serving.url()
         (tmp_path / "mcp.json").write_text("[")
-        serving.process.send_signal(signal.SIGHUP)
+        serving.process.send_signal(HANG_UP)
         await serving.hears(r"the configuration stays as it was: .*mcp\.json: is not JSON")
         write(tmp_path / "mcp.json", "a", "b")
-        serving.process.send_signal(signal.SIGHUP)
+        serving.process.send_signal(HANG_UP)
         await serving.hears(r"the configuration was read anew: b added, 1 unchanged")
         serving.process.terminate()
         assert await serving.ended() == 0
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGHUP")
+@pytest.mark.skipif(OPENPTY is None, reason="there are no such terminals")
 async def test_a_terminal_that_is_closed_still_ends_the_server(tmp_path: Path) -> None:
-    import pty
-
     program = (
         "import fcntl, os, sys, termios; os.setsid(); fcntl.ioctl(0, termios.TIOCSCTTY, 0);"
         "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
     )
     write(tmp_path / "mcp.json")
-    ours, theirs = await asyncio.to_thread(pty.openpty)
+    ours, theirs = await asyncio.to_thread(OPENPTY)
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         *("-c", program, *ENTRY, "serve", "--port", "0"),
