@@ -23,6 +23,7 @@ from .problems import InvalidJson, TooLarge, TooSlow, UnsupportedMediaType
 M = TypeVar("M", bound=Model)
 
 MAX_BODY_BYTES: Final = 1024 * 1024
+LONG_BODY: Final = 64 * 1024
 MAX_DEPTH: Final = 64
 BODY_SECONDS: Final = 30.0
 MAX_FAULTS: Final = 100
@@ -41,7 +42,13 @@ _JSON_TYPE = re.compile(r'application/json\s*(;\s*charset\s*=\s*"?utf-?8"?\s*)?;
 async def read_model(headers: Headers, receive: Receive, model: type[M]) -> M:
     """The body as a model. Raises `UnsupportedMediaType`, `TooLarge`, `TooSlow`, `InvalidJson`, `InvalidRequest`."""
     check_type(headers)
-    return parse(await read_body(headers, receive), model)
+    body = await read_body(headers, receive)
+    return await asyncio.to_thread(parse, body, model) if _takes_long(body) else parse(body, model)
+
+
+def _takes_long(body: bytes) -> bool:
+    """Whether others would wait for what is to be checked: a schema (half a second at most), or just much."""
+    return len(body) > LONG_BODY or b"_schema" in body or b"\\u" in body  # a name may be spelled with escapes
 
 
 def check_type(headers: Headers) -> None:

@@ -14,7 +14,7 @@ from pydantic import Field, ValidationError
 
 from executor.errors import InvalidRequest
 from executor.fields import no_such_field
-from executor.schema import Model, TaskRequest
+from executor.schema import STORED, Model, TaskRequest
 
 from .mcp_schemas import MAX_WAIT_SECONDS
 
@@ -38,7 +38,8 @@ class ExecuteTask(TaskRequest):
     def request(self) -> TaskRequest:
         """The task alone, with the fields that were given."""
         given = self.model_fields_set & TaskRequest.model_fields.keys()
-        return TaskRequest.model_validate({name: getattr(self, name) for name in given})
+        task = {name: getattr(self, name) for name in given}
+        return TaskRequest.model_validate(task, context=STORED)  # its schema has been checked
 
 
 class GetExecution(Model):

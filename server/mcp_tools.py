@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, assert_never
@@ -68,25 +68,26 @@ class Tools:
     async def call(self, name: str, arguments: dict[str, Any] | None, caller: Caller) -> CallToolResult:
         """The result of one call of a tool that exists; whatever is refused is a result too."""
         try:
-            return (await self._serve(name, arguments, caller)).result()
+            return (await self._serve(name, arguments or {}, caller)).result()
         except LoopwrightError as error:
             return refused(error)
         except Exception:  # a bug: logged once with its traceback, and the caller gets an answer
             log.exception("the tool %s broke", name)
             return refused(InternalError("An internal error; the server's log has the details."))
 
-    def _serve(
-        self, name: str, arguments: dict[str, Any] | None, caller: Caller
-    ) -> Coroutine[Any, Any, Reply]:
+    async def _serve(self, name: str, arguments: dict[str, Any], caller: Caller) -> Reply:
         match name:
+            case "execute_task" if "output_schema" in arguments:  # its check may take half a second
+                asked = await asyncio.to_thread(read_arguments, ExecuteTask, arguments)
+                return await self._execute(asked, caller)
             case "execute_task":
-                return self._execute(read_arguments(ExecuteTask, arguments), caller)
+                return await self._execute(read_arguments(ExecuteTask, arguments), caller)
             case "get_execution":
-                return self._get(read_arguments(GetExecution, arguments), caller)
+                return await self._get(read_arguments(GetExecution, arguments), caller)
             case "cancel_execution":
-                return self._cancel(read_arguments(CancelExecution, arguments), caller)
+                return await self._cancel(read_arguments(CancelExecution, arguments), caller)
             case "answer_approval":
-                return self._decide(read_arguments(AnswerApproval, arguments), caller)
+                return await self._decide(read_arguments(AnswerApproval, arguments), caller)
             case _:
                 raise AssertionError(name)
 

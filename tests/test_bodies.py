@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -233,3 +234,18 @@ async def test_a_decision_is_read_as_strictly(tmp_path: Path, body: bytes, statu
         path = f"{EXECUTIONS}/{(await d.run())[0].json['execution_id']}/approvals/c1"
         answer = await d.client.post(path, content=body, headers=JSON)
     assert (answer.status_code, answer.json()["code"]) == (status, code)
+
+
+@pytest.mark.parametrize("spelling", [b"output_schema", b"output\\u005fschema"])
+async def test_a_schema_is_checked_once_and_holds_nobody_up_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spelling: bytes
+) -> None:
+    checked_in: list[threading.Thread] = []
+    monkeypatch.setattr(
+        "executor.schema.check_output_schema", lambda schema: checked_in.append(threading.current_thread())
+    )
+    body = b'{"prompt": "x", "%s": {"type": "object"}}' % spelling
+    async with asyncio.timeout(20), door(tmp_path, TURNS) as d:
+        assert (await d.client.post(EXECUTE, content=body, headers=JSON)).status_code == 200
+    (thread,) = checked_in
+    assert thread is not threading.current_thread()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -606,3 +607,21 @@ async def test_agents_that_call_each_other_for_ever_are_stopped(era: Era, tmp_pa
         "code": "too_deep",
         "message": "More than 3 agents call each other: leave out the tool server that leads back here.",
     }
+
+
+async def test_a_schema_is_checked_once_and_holds_nobody_up_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, era: Era
+) -> None:
+    checked_in: list[threading.Thread] = []
+    monkeypatch.setattr(
+        "executor.schema.check_output_schema", lambda schema: checked_in.append(threading.current_thread())
+    )
+    asked = {"prompt": "x", "output_schema": {"type": "object"}}
+    async with (
+        asyncio.timeout(20),
+        case(tmp_path, [{"text": "{}"}]) as opened,
+        Client(opened.door, mode=era) as client,
+    ):
+        assert structured(await client.call_tool("execute_task", asked))["status"] == "completed"
+    (thread,) = checked_in
+    assert thread is not threading.current_thread()
