@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from executor.errors import StorageUnavailable
 from executor.log import Entry
@@ -43,7 +43,7 @@ class _Topic:
         if self.recent and self.recent[-1].seq + 1 != entries[0].seq:
             self.forget()
         for entry in entries:
-            self.recent.append(replace(entry, private=None))
+            self.recent.append(entry._replace(private=None))
             self.size += len(entry.data)
         while len(self.recent) > RECENT_ENTRIES or self.size > RECENT_BYTES:
             self.size -= len(self.recent.popleft().data)

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from pydantic_core import to_json
+
 from executor.errors import DAMAGE
 from executor.outcomes import Call, Json, Recorded
 from executor.rules import calls_sentence
@@ -74,20 +76,21 @@ def as_json(told: ExecutionHistory) -> bytes:
     empty = without.__pydantic_serializer__.to_json(without)
     rest = b'"steps":[],"tool_history":[]}'
     assert empty.endswith(rest)
-    return b"".join(
-        [
-            empty.removesuffix(rest),
-            b'"steps":[',
-            b",".join(_pieces(told.steps)),
-            b'],"tool_history":[',
-            b",".join(_pieces(told.tool_history)),
-            b"]}",
-        ]
-    )
+    pieces = [empty.removesuffix(rest), b'"steps":[', *_steps_json(told.steps), b'],"tool_history":[']
+    for place, record in enumerate(told.tool_history):
+        pieces += [b"," if place else b"", record.__pydantic_serializer__.to_json(record)]
+    return b"".join([*pieces, b"]}"])
 
 
-def _pieces(parts: Sequence[StepRecord] | Sequence[ToolCallRecord]) -> Iterator[bytes]:
-    return (part.__pydantic_serializer__.to_json(part) for part in parts)
+def _steps_json(steps: Sequence[StepRecord]) -> Iterator[bytes]:
+    """The pieces of all steps. The calls of a turn were made from the same observation, which is written once."""
+    shared, written = "", b'""'
+    for place, step in enumerate(steps):
+        if step.observation is not shared:
+            shared, written = step.observation, to_json(step.observation)
+        without = step.model_copy(update={"observation": ""})
+        before, after = without.__pydantic_serializer__.to_json(without).split(b'"observation":""', 1)
+        yield from (b"," if place else b"", before, b'"observation":', written, after)
 
 
 @dataclass(slots=True)

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Collection, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from heapq import nsmallest
 from itertools import islice
 from math import inf
@@ -173,13 +173,13 @@ class InMemoryLog:
             raise LeaseLost
         after = max(after, 0)
         entries = stored.entries[after : None if limit is None else after + limit]
-        return entries if owner is None else [replace(entry, private=None) for entry in entries]
+        return entries if owner is None else [entry._replace(private=None) for entry in entries]
 
     def follow(self, execution_id: str, *, after: int = 0, owner: str | None = None) -> AsyncGenerator[Entry]:
         async def read(after: int) -> Tail:
             stored = self._find(execution_id, owner)
             page = stored.entries[max(after, 0) :][:REPLAY_PAGE]
-            return Tail([replace(entry, private=None) for entry in page], stored.execution.ended)
+            return Tail([entry._replace(private=None) for entry in page], stored.execution.ended)
 
         return self._feed.follow(execution_id, after, read)
 

@@ -42,7 +42,10 @@ def run(setting: Setting) -> list[Figure]:
     with Child("tests.bench.served_app", "ours", str(database), env=env) as server:
         one = f"{EXECUTIONS}/{execution_id}"
         told = [
-            *_asked(server, f"history of {events:,} events, JSON", one, rounds, cpu=20.0),
+            *_asked(
+                server, f"the {events:,} events of a run, JSON", f"{one}/events", rounds, cpu=20.0, json=True
+            ),
+            *_asked(server, "its history (steps and tool calls), JSON", one, max(3, rounds // 5)),
             *_asked(server, f"replay of {events:,} events, SSE", f"{one}/events", rounds, wall=200.0),
             *_asked(
                 server,
@@ -67,12 +70,14 @@ def _asked(
     *,
     cpu: float | None = None,
     wall: float | None = None,
+    json: bool = False,
 ) -> list[Figure]:
+    accept = "application/json" if json else "*/*"
     spent, took = [], []
     for _ in range(rounds + 1):
         before = server.ask(do="cost")["cpu_ms"]
         began = time.perf_counter()
-        answer: Seen = asyncio.run(read(server.hello, get(path)))
+        answer: Seen = asyncio.run(read(server.hello, get(path, accept)))
         took.append((time.perf_counter() - began) * 1000)
         spent.append(server.ask(do="cost")["cpu_ms"] - before)
         assert answer.data.startswith(b"HTTP/1.1 200"), bytes(answer.data[:200])

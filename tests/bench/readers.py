@@ -12,6 +12,8 @@ from urllib.parse import urlsplit
 
 _STAMP: Final = re.compile(rb'"content":"at ([0-9.]+)"')
 FINAL: Final = b'"is_final":true'
+FIRST: Final = 64 * 1024
+"""Bytes among which the first event is."""
 EVENT: Final = b"\ndata: "
 
 
@@ -42,7 +44,7 @@ class _Reader(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         seen = self.seen
         seen.data += data
-        if seen.first_ms is None and (stamp := _STAMP.search(seen.data)):
+        if seen.first_ms is None and len(seen.data) < FIRST and (stamp := _STAMP.search(seen.data)):
             seen.first_ms = (time.time() - float(stamp[1])) * 1000
         if self._until is not None and self._until in seen.data:
             _settle(seen.begun)
