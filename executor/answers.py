@@ -225,6 +225,7 @@ def _call(part: dict[str, Any], tools: Mapping[str, Tool]) -> Call:
         id=part["tool_call_id"],
         name=name,
         arguments=arguments,
+        origin=tool.origin,
         needs_approval=tool.needs_approval,
         sequential=tool.sequential,
         retry_safe=tool.retry_safe,

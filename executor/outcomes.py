@@ -22,12 +22,14 @@ class Call:
 
     `id` is unique in the execution. `raw_arguments` is set when they were no JSON object, and then
     `arguments` is `{}`. `retry_safe`: may run again after a crash (read-only or idempotent).
+    `origin`: see `Tool`.
     """
 
     id: str
     name: str
     arguments: dict[str, Any]
     raw_arguments: str | None = None
+    origin: str | None = None
     needs_approval: bool = False
     sequential: bool = False
     retry_safe: bool = False

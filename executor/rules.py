@@ -308,6 +308,7 @@ class Recorder:
             call_id=slot.call.id,
             iteration=self.state.iteration,
             tool_name=slot.call.name,
+            origin=slot.call.origin,
             arguments=slot.call.arguments,
             raw_arguments=slot.call.raw_arguments,
             result=result,

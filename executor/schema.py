@@ -223,6 +223,11 @@ class ToolCallRecord(Model):
     call_id: str = Field(default="", description="Unique within the execution.")
     iteration: int = Field(ge=1, description="The turn that asked for it, from 1.")
     tool_name: str = Field(description="The tool's name as it was offered to the model.")
+    origin: str | None = Field(
+        default=None,
+        exclude_if=lambda value: value is None,
+        description="`server/tool` as the server calls itself and its tool; only there when tool_name cannot say so.",
+    )
     arguments: dict[str, Any] = Field(
         default_factory=dict, description="The arguments, parsed; {} when they were malformed."
     )

@@ -45,6 +45,7 @@ class Tool:
     the model). Marks: `read_only`/`idempotent` calls may run again after a crash; `needs_approval` stops
     the run for a decision; a `sequential` call runs alone, in order. `timeout`: seconds that a call may take,
     counted anew whenever it tells of its progress; `total_timeout`: seconds in all; else the defaults.
+    `origin`: where it comes from and what it is called there (`server/tool`), when its name cannot say so.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Tool:
     sequential: bool = False
     timeout: float | None = None
     total_timeout: float | None = None
+    origin: str | None = None
 
     @property
     def retry_safe(self) -> bool:

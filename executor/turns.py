@@ -33,9 +33,10 @@ def turn_json(thought: Thought, *, closing: bool, first: bool) -> dict[str, Json
 
 def _call_json(call: Call) -> dict[str, Json]:
     marks = ("needs_approval", "sequential", "retry_safe")
+    texts = ("raw_arguments", "origin")
     return (
         {"id": call.id, "name": call.name, "arguments": call.arguments}
-        | ({} if call.raw_arguments is None else {"raw_arguments": call.raw_arguments})
+        | {name: text for name in texts if (text := getattr(call, name)) is not None}
         | {mark: True for mark in marks if getattr(call, mark)}
     )
 

@@ -13,6 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from executor import AgenticLoopExecutor
+from executor.sqlite_log import SqliteLog
 from tests.fake_models import Answer, Call, Request
 from tests.requirements import requirement
 from tests.runs import run, running
@@ -61,6 +63,23 @@ async def test_tools_of_one_name_are_told_apart_whatever_the_order_of_the_server
 
 
 @requirement("downstream:names")
+async def test_a_name_that_had_to_be_changed_stands_on_record_as_the_server_gave_it(tmp_path: Path) -> None:
+    own = "search.web (beta)"
+    name = offered_name("a", own)
+    calls = [Call(name, {}, id="odd"), Call("a__plain", {}, id="plain")]
+    path = tmp_path / "log.db"
+    async with (
+        asyncio.timeout(SOON),
+        box(listed("a", tool(own), tool("plain"))) as tools,
+        running([Answer(calls=calls), *DONE], toolbox=tools, log=SqliteLog(path)) as (executor, _),
+    ):
+        execution_id = (await run(executor))[-1].execution_id
+    async with AgenticLoopExecutor({}, [], log=SqliteLog(path)) as reader:
+        told = json.loads(await reader.executions.history_json(execution_id))
+    origins = {call["call_id"]: call.get("origin", "not there") for call in told["tool_history"]}
+    assert origins == {"odd": f"a/{own}", "plain": "not there"}
+
+
 async def test_every_page_of_a_list_of_tools_is_read() -> None:
     """vercel/ai#19240, knowsuchagency/mcp2cli#64: only the first page was used."""
     names = [f"tool{number}" for number in range(10)]

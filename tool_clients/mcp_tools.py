@@ -18,7 +18,7 @@ from .config import Config, Http, Server, Stdio, matches, same_endpoint
 from .connection import FIRST_RETRY, READY_WAIT, Connection
 from .content import to_output
 from .guard import Guard
-from .names import offered_name
+from .names import offered_name, plain_name
 from .secrets import guarded_logs
 from .weight import HEAVY, weighs_more
 
@@ -231,8 +231,11 @@ class McpTools:
             answer = await connection.call(tool.name, arguments, meta=meta, on_progress=context.progress)
             return await asyncio.to_thread(to_output, answer) if _is_heavy(answer) else to_output(answer)
 
+        server = connection.server.name
+        name = offered_name(server, tool.name)
         return Tool(
-            name=offered_name(connection.server.name, tool.name),
+            name=name,
+            origin=None if name == plain_name(server, tool.name) else f"{server}/{tool.name}",
             description=tool.description or tool.title or f"{tool.name} of {connection.server.name}",
             parameters_schema=tool.input_schema,
             call=call,

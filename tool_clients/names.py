@@ -10,6 +10,11 @@ _SEPARATOR = "__"
 _HASH_LENGTH = 8
 
 
+def plain_name(server: str, tool: str) -> str:
+    """The name that says both; it may not be fit to be offered."""
+    return f"{server}{_SEPARATOR}{tool}"
+
+
 def offered_name(server: str, tool: str) -> str:
     """The name of a tool for the model: at most 64 of `[A-Za-z0-9_-]`.
 
@@ -17,7 +22,7 @@ def offered_name(server: str, tool: str) -> str:
     restart. A name that cleaning or cutting changed, or that another pair could have given too, carries a
     hash of the pair.
     """
-    plain = f"{server}{_SEPARATOR}{tool}"
+    plain = plain_name(server, tool)
     cleaned = re.sub(r"[^A-Za-z0-9_-]", "_", plain)
     splits_only_here = plain.find(_SEPARATOR) == len(server)  # else a__b + c and a + b__c would be one name
     seems_hashed = re.search(
