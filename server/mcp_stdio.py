@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import select
 import signal
 import sys
 import threading
@@ -188,12 +189,21 @@ class Outlet:
         self._stdout = stdout
         self._on_broken = on_broken
         self._broken = False
+        self._waiting = 0  # writes that a thread has under way
 
     async def write(self, text: str) -> None:
         if self._broken:
             return
+        data = text.encode()
         try:
-            await asyncio.to_thread(self._write, text.encode())
+            if not self._waiting and _takes(self._stdout, len(data)):
+                self._write(data)
+                return
+            self._waiting += 1
+            try:
+                await asyncio.to_thread(self._write, data)
+            finally:
+                self._waiting -= 1
         except OSError:
             self._broken = True
             self._on_broken()
@@ -204,6 +214,17 @@ class Outlet:
 
     async def flush(self) -> None:
         """Each write is flushed."""
+
+
+def _takes(file: BinaryIO, size: int) -> bool:
+    """Whether so many bytes can be written without waiting, as most answers can: a thread would take longer to begin.
+
+    A pipe that is ready takes `PIPE_BUF` bytes. https://pubs.opengroup.org/onlinepubs/9799919799/functions/write.html
+    """
+    if sys.platform == "win32":
+        return False  # there only sockets can be asked
+    else:  # noqa: RET505 - so that mypy leaves it out for Windows
+        return size <= select.PIPE_BUF and bool(select.select([], [file], [], 0)[1])
 
 
 async def serve_stdio(door: McpDoor, wire: Wire, ending: Ending) -> None:

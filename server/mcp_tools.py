@@ -11,7 +11,7 @@ from typing import Any, assert_never
 
 from mcp_types import CallToolResult
 
-from executor.errors import LoopwrightError, StorageUnavailable
+from executor.errors import BeyondTheLog, LoopwrightError, StorageUnavailable
 from executor.executions import Executions
 from executor.log import Entry
 from executor.schema import AgenticStepEvent, Execution, StepRecord, StepType
@@ -113,9 +113,9 @@ class Tools:
             page = await self.executions.list(owner=caller.owner, limit=NEWEST)
             return of_list(page.executions)
         execution_id = asked.execution_id.lower()
-        execution, _ = await self.executions.page(
-            execution_id, owner=caller.owner, after=asked.after_seq, limit=1
-        )
+        execution = await self.executions.get(execution_id, owner=caller.owner)
+        if asked.after_seq > execution.last_seq:
+            raise BeyondTheLog(execution.last_seq)
         news = execution.status == "input_required" and execution.last_seq > asked.after_seq
         seconds = None if execution.ended or news else self._seconds(asked.wait_seconds)
         return await self._answer(
@@ -194,21 +194,24 @@ class Tools:
         try:
             if seconds is not None:
                 await self._watch(execution, caller, seconds=seconds)
-            return await self._reply(execution.execution_id, caller.owner, detail, after)
+                execution = await self.executions.get(execution.execution_id, owner=caller.owner)
+            return await self._reply(execution, caller.owner, detail, after)
         except StorageUnavailable as error:
             log.warning("execution %s is handed over as it was: %s", execution.execution_id, error)
             return of_execution(execution)
 
-    async def _reply(self, execution_id: str, owner: str, detail: Detail, after: int) -> Reply:
+    async def _reply(self, execution: Execution, owner: str, detail: Detail, after: int) -> Reply:
+        steps: list[StepRecord] | None = None
         match detail:
             case "summary":
-                execution = await self.executions.get(execution_id, owner=owner)
-                steps = None
+                pass
             case "steps":
-                execution, steps = await self._steps(execution_id, owner, after)
+                execution, steps = await self._steps(execution.execution_id, owner, after)
             case unexpected:
                 assert_never(unexpected)
         failure = await self._last_words(execution, owner) if execution.status == "failed" else None
+        if steps is None:
+            return of_execution(execution, failure=failure)
         # In a thread: it looks through every result of the run.
         return await asyncio.to_thread(of_execution, execution, steps=steps, failure=failure)
 
