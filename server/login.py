@@ -10,13 +10,14 @@ import webbrowser
 from collections.abc import Callable
 from functools import partial
 
+import filelock
 from mcp.shared.auth import AuthorizationCodeResult
 
 from executor.errors import LoopwrightError
 from tool_clients.access import detached
 from tool_clients.authorization import authorize
 from tool_clients.config import Http, Server
-from tool_clients.logins import Login, Place, place_of, places_of
+from tool_clients.logins import Login, Place, logins_folder, place_of, places_of
 from tool_clients.oauth import Unauthorized
 from tool_clients.renewal import revoked
 from tool_clients.secrets import guarded_logs, secrets_of
@@ -57,6 +58,8 @@ async def login(settings: Settings, name: str, *, browser: bool = True, patience
     transport = server.transport
     assert isinstance(transport, Http)
     secrets = await asyncio.to_thread(secrets_of, server)
+    place = place_of(name, transport.url)
+    await _kept(place.rehearse)
     try:
         async with redirect(transport.oauth.callback_port if transport.oauth else 0) as back:
             with guarded_logs(lambda: [secrets]):
@@ -81,7 +84,7 @@ async def login(settings: Settings, name: str, *, browser: bool = True, patience
     if made is None:
         say(f"{name} needs no login: it lets us in as we are.")
         return 0
-    await asyncio.to_thread(place_of(name, transport.url).save, made)
+    await _kept(partial(place.replace, made))
     say(
         f"Logged in at {name} through {printable(made.issuer)}. Running servers of yours use it within seconds."
     )
@@ -104,6 +107,16 @@ async def logout(settings: Settings, name: str) -> int:
     return 0
 
 
+async def _kept(work: Callable[[], None]) -> None:
+    """Do something where logins are kept. Raises `LoginFailed`."""
+    try:
+        await asyncio.to_thread(work)
+    except (OSError, filelock.Timeout) as error:
+        raise LoginFailed(
+            f"A login cannot be kept in {printable(str(logins_folder()))} ({error}): make it a folder that you can write to."
+        ) from None
+
+
 def _end(place: Place, known: Login) -> bool:
     with place.lock:
         latest = place.read() or known
@@ -118,6 +131,8 @@ def _server(settings: Settings, name: str) -> Server:
         if refused.server == name:
             raise SettingsError(f"{refused}: mend the entry.")
     server = next((server for server in config.servers if server.name == name), None)
+    if name in config.disabled:
+        raise SettingsError(f'Server {name} is disabled in {config.path}: take "disabled" away to log in.')
     if server is None:
         known = ", ".join(s.name for s in config.servers if isinstance(s.transport, Http)) or "none"
         where = str(config.path) if config.path else "no mcp.json"

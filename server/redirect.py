@@ -70,7 +70,7 @@ class Redirect:
     def _answer(self, head: bytes) -> bytes:
         method, _, rest = head.decode("latin-1").partition(" ")
         target = rest.partition(" ")[0]
-        if method != "GET" or urlsplit(target).path != PATH:
+        if method != "GET" or target.partition("?")[0] != PATH:
             return _page("404 Not Found", "There is nothing here.")
         if not self.take(target):
             return _page(

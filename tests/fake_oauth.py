@@ -52,6 +52,8 @@ class Authority:
     """Each request for a token, as it came."""
     pages: list[dict[str, str]] = field(default_factory=list)
     """Each consent page, by its parameters."""
+    odd: dict[str, Any] = field(default_factory=dict)
+    """What the answers with a token say otherwise; None: not at all."""
     gate: asyncio.Event | None = None
     """Holds back a renewal until it is set."""
     renewing: asyncio.Event = field(default_factory=asyncio.Event)
@@ -183,7 +185,10 @@ class Authority:
         if refresh:
             given["refresh_token"] = f"refresh-{number:04}-{'y' * 12}"
             self.refresh_tokens[given["refresh_token"]] = access
-        return JSONResponse(given)
+        said = {name: value for name, value in (given | self.odd).items() if value is not None}
+        if self.odd.get("access_token"):
+            self.live.add(self.odd["access_token"])
+        return Response(json.dumps(said), media_type="application/json")
 
     async def _revoke(self, request: Request) -> Response:
         form = parse_qs((await request.body()).decode())

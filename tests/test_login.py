@@ -19,7 +19,7 @@ from tests.fake_oauth import Authority, Guarded, guarded
 from tests.requirements import requirement
 from tests.test_mcp_tools import box, use
 from tests.test_oauth import CURE, SOON, entry, log_in, until_ready
-from tool_clients.logins import Login, place_of
+from tool_clients.logins import Login, logins_folder, place_of
 
 PLAYER = """
 import sys, httpx2
@@ -120,9 +120,41 @@ async def test_a_redirect_of_somebody_else_is_turned_away_and_the_right_one_stil
         async with logging_in(tmp_path) as (child, page), browser() as client:
             back = httpx2.URL(page).params["redirect_uri"]
             others = [f"{back}?code=x&state=guessed", f"{back}?code=x", back.replace("callback", "x")]
+            assert await bare(back, b"GET //[ HTTP/1.1\r\n\r\n") == b"HTTP/1.1 404 Not Found"
             assert [(await client.get(url)).status_code for url in others] == [400, 400, 404]
             assert (await client.get(page, follow_redirects=True)).status_code == 200
             assert await child.ended() == 0
+            assert [line for line in child.said if "Traceback" in line] == []
+
+
+async def bare(url: str, request: bytes) -> bytes:
+    """The first line of the answer to a request that no browser makes."""
+    there = httpx2.URL(url)
+    reader, writer = await asyncio.open_connection(there.host, there.port)
+    writer.write(request)
+    answer = await reader.readline()
+    writer.close()
+    return answer.rstrip()
+
+
+@requirement("cli:login")
+async def test_where_no_login_can_be_kept_nobody_is_asked_for_one(
+    tmp_path: Path, clean_environment: Path
+) -> None:
+    def no_folder() -> None:
+        logins_folder().parent.mkdir(parents=True)
+        logins_folder().write_text("no folder", encoding="utf-8")
+
+    await asyncio.to_thread(no_folder)
+    async with asyncio.timeout(90), guarded() as there:
+        configured(there, tmp_path)
+        async with loopwright("login", "g", cwd=tmp_path) as child:
+            await child.hears(
+                r"^loopwright: A login cannot be kept in .*logins \(.*\): make it a folder that you"
+            )
+            assert await child.ended() == 1
+            assert [line for line in child.said if "Traceback" in line] == []
+        assert there.authority.pages == []
 
 
 @requirement("cli:login")
@@ -195,6 +227,11 @@ async def test_a_server_that_no_one_should_log_in_at_is_named_before_anybody_is_
             {"url": "http://127.0.0.1:9/mcp", "headers": {"authorization": "Bearer k"}},
             "has an Authorization header in its entry, which wins over a login: remove it",
         ),
+        (
+            "g",
+            {"url": "http://127.0.0.1:9/mcp", "disabled": True},
+            r'^loopwright: Server g is disabled in .*mcp\.json: take "disabled" away to log in\.$',
+        ),
         ("g", {"command": "notes"}, "is a process of this machine: its keys go into the env of its entry"),
         ("g", {"url": "http://127.0.0.1:9/mcp"}, "127.0.0.1:9 cannot be reached: "),
         (
@@ -213,7 +250,7 @@ async def test_a_server_that_no_one_should_log_in_at_is_named_before_anybody_is_
             "gets its tokens by client credentials: nobody logs in",
         ),
     ],
-    ids=["unknown", "header", "process", "away", "machine"],
+    ids=["unknown", "header", "disabled", "process", "away", "machine"],
 )
 async def test_an_entry_that_nobody_logs_in_at_is_named_with_its_cure(
     name: str, server: dict[str, Any], complaint: str, tmp_path: Path

@@ -126,9 +126,10 @@ async def test_ten_calls_that_meet_a_token_that_ran_out_renew_it_once() -> None:
 
 @requirement("downstream:oauth:renewal")
 async def test_a_token_is_renewed_before_it_runs_out() -> None:
-    async with asyncio.timeout(SOON), guarded(Authority(expires_in=0)) as there:
-        await log_in(entry(there))
-        there.authority.expires_in = 3600
+    async with asyncio.timeout(SOON), guarded() as there:
+        login = await log_in(entry(there))
+        due = login.model_copy(update={"renew_at": 0.0})
+        await asyncio.to_thread(place_of("g", there.url).save, due)
         knocks = there.resource.turned_away
         async with box(entry(there)) as tools:
             await tools.ready()

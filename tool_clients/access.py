@@ -153,7 +153,10 @@ class LoginTokens:
             return newer.access_token
 
     async def changed(self) -> bool:
-        return self._stamp != await detached(self._place.stamp)
+        try:
+            return self._stamp != await detached(self._place.stamp)
+        except OSError:  # an attempt says it
+            return True
 
     def _read(self) -> Login | None:
         try:

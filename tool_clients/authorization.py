@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable
-from ipaddress import ip_address
-from urllib.parse import urljoin, urlsplit
+from urllib.parse import urljoin
 
 import httpx2
 from mcp.client.auth import OAuthClientProvider, OAuthRegistrationError
@@ -21,7 +20,7 @@ from pydantic import AnyUrl
 from .config import Http, Server
 from .hiding import Secrets
 from .logins import Login
-from .oauth import Memory, Unauthorized, auth_method, knock, shown_url, troubles_named
+from .oauth import Memory, Unauthorized, auth_method, is_private, knock, shown_url, troubles_named
 from .oauth_entry import OAuth
 from .renewal import due_at
 
@@ -163,7 +162,7 @@ def _check(metadata: OAuthMetadata | None, server_url: str, oauth: OAuth) -> Non
         else [server_url]  # the SDK then asks the server itself, as the specification of 2025-03-26 has it
     )
     for url in map(str, filter(None, asked)):
-        if not _is_private(url):
+        if not is_private(url):
             raise Unauthorized(f"its authorization server is asked over plain http ({shown_url(url)})")
     methods = metadata.code_challenge_methods_supported if metadata else None
     if methods is not None and "S256" not in methods:
@@ -173,14 +172,3 @@ def _check(metadata: OAuthMetadata | None, server_url: str, oauth: OAuth) -> Non
         raise Unauthorized(
             f"it leads to the authorization server {found}, not to {oauth.issuer} as its entry says"
         )
-
-
-def _is_private(url: str) -> bool:
-    """Whether nobody on the way can read what is sent there: TLS, or this machine."""
-    parts = urlsplit(url)
-    if parts.scheme == "https" or parts.hostname == "localhost":
-        return True
-    try:
-        return parts.scheme == "http" and ip_address(parts.hostname or "").is_loopback
-    except ValueError:
-        return False

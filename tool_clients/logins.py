@@ -7,10 +7,10 @@ import logging
 import os
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, TypeGuard
 
 from filelock import BaseFileLock, FileLock
 from platformdirs import user_data_path
@@ -22,6 +22,12 @@ LOCK_TIMEOUT = 30.0
 """Seconds to wait for another process that renews the same login; it gives up before."""
 
 _RENAMES = 20 if os.name == "nt" else 1
+_ROOM = 16 * 1024
+
+
+def can_be_sent(token: Any) -> TypeGuard[str]:
+    """Whether a token is made of the letters that a header, or a form, can carry (RFC 6749, appendix A)."""
+    return isinstance(token, str) and token.isascii() and token.isprintable() and bool(token.strip())
 
 
 class Login(BaseModel):
@@ -47,7 +53,8 @@ class Login(BaseModel):
     """From when on the token is renewed before it is used: shortly before it runs out."""
 
     def is_due(self, now: float) -> bool:
-        return self.renew_at is not None and self.renew_at <= now
+        """Whether it can and should be renewed before it is used."""
+        return self.refresh_token is not None and self.renew_at is not None and self.renew_at <= now
 
     @property
     def secrets(self) -> list[str]:
@@ -91,18 +98,33 @@ class Place:
 
     def save(self, login: Login) -> None:
         """Put the login in the place of the one before: a reader sees the one or the other, never half of it."""
+        with self._written(login.model_dump_json(exclude_none=True).encode()) as made:
+            _put(made, self._path)
+
+    def replace(self, login: Login) -> None:
+        """Save a new login, after whoever renews the one before. Raises `OSError`, `filelock.Timeout`."""
+        with self.lock:
+            self.save(login)
+
+    def rehearse(self) -> None:
+        """Find out, before a token is spent or a person asked, whether a login can be kept. Raises `OSError`."""
+        with self._written(bytes(_ROOM)):
+            pass
+
+    @contextmanager
+    def _written(self, content: bytes) -> Generator[Path]:
+        """A file beside ours with this in it, gone after the body unless that has moved it."""
         self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         # Made for its owner alone on every system: by its mode, or by the rights of the folder it is in.
         descriptor, name = tempfile.mkstemp(dir=self._path.parent, prefix=".login-")
         try:
             with os.fdopen(descriptor, "wb") as file:
-                file.write(login.model_dump_json(exclude_none=True).encode())
+                file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
-            _put(Path(name), self._path)
-        except BaseException:
+            yield Path(name)
+        finally:
             Path(name).unlink(missing_ok=True)
-            raise
 
     def remove(self) -> None:
         self._path.unlink(missing_ok=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import contextmanager
+from ipaddress import ip_address
 from urllib.parse import urlsplit, urlunsplit
 
 import httpx2
@@ -20,6 +21,7 @@ from pydantic import ValidationError
 
 from .config import Http
 from .hiding import Secrets
+from .logins import can_be_sent
 
 MAX_ANSWER_BYTES = 1024 * 1024
 _TIMEOUT = 30.0
@@ -42,6 +44,8 @@ class Memory:
         return None
 
     async def set_tokens(self, tokens: OAuthToken) -> None:
+        if not can_be_sent(tokens.access_token):  # its own complaint would quote the token
+            raise Unauthorized("its authorization server gave a token that no header can carry")
         self.tokens = tokens
 
     async def get_client_info(self) -> OAuthClientInformationFull | None:
@@ -61,11 +65,17 @@ async def knock(transport: Http, auth: httpx2.Auth) -> int:
         if isinstance(response.stream, httpx2.AsyncByteStream):
             response.stream = _Bounded(response.stream)
 
+    issuer = transport.oauth.issuer if transport.oauth else None
+    named = [transport.url, *([issuer] if issuer else [])]
+
+    async def checked(request: httpx2.Request) -> None:
+        _refuse_detour(request.url, named)
+
     # In a thread, since a client reads the certificates of all authorities when it is made.
     http = await asyncio.to_thread(
         httpx2.AsyncClient,
         timeout=_TIMEOUT,
-        event_hooks={"response": [bound]},
+        event_hooks={"request": [checked], "response": [bound]},
         auth=_Eager(auth, shown_url(transport.url)),
     )
     headers = {
@@ -77,6 +87,40 @@ async def knock(transport: Http, auth: httpx2.Auth) -> int:
     method, message = ("GET", None) if transport.kind == "sse" else ("POST", _PING)
     async with http, http.stream(method, transport.url, headers=headers, json=message) as response:
         return response.status_code
+
+
+def _refuse_detour(url: httpx2.URL, named: list[str]) -> None:
+    """Raise `Unauthorized` for an address that the user did not name and that only this network may be able to ask.
+
+    A server says where its tokens come from: it must not have us ask what listens beside us (SSRF). The services
+    that give out a machine's own keys, and most without a password, speak plain http. `named`: the server's
+    address, then its issuer's if the entry says that.
+    """
+    origins = {_origin(httpx2.URL(each)) for each in named}
+    if url.scheme == "https" or _origin(url) in origins:
+        return
+    if _is_here(named[0]) and _is_here(str(url)):
+        return
+    raise Unauthorized(f"it leads to an address that is asked over plain http ({shown_url(str(url))})")
+
+
+def _origin(url: httpx2.URL) -> tuple[str, str, int | None]:
+    return url.scheme, url.host, url.port
+
+
+def is_private(url: str) -> bool:
+    """Whether nobody on the way can read what is sent there: TLS, or this machine."""
+    return url.startswith("https:") or _is_here(url)
+
+
+def _is_here(url: str) -> bool:
+    """Whether it is plain http to this machine."""
+    parts = urlsplit(url)
+    try:
+        here = parts.hostname == "localhost" or ip_address(parts.hostname or "").is_loopback
+    except ValueError:
+        return False
+    return here and parts.scheme == "http"
 
 
 class _Eager(httpx2.Auth):
@@ -155,7 +199,7 @@ def troubles_named(secrets: Secrets) -> Iterator[None]:
     """Turn what the SDK's flow raises into `Unauthorized`."""
     try:
         yield
-    except ValidationError:
+    except (ValidationError, OverflowError):  # Overflow: a token for longer than there will be years
         raise Unauthorized("the authorization server's answer cannot be understood") from None
     except httpx2.HTTPError as error:
         raise Unauthorized(

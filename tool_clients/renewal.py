@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import base64
+import math
 import time
 from typing import Any
 from urllib.parse import quote, urlsplit
 
 import filelock
 import httpx2
-from mcp.shared.auth import OAuthToken
-from pydantic import ValidationError
 
-from .logins import Login, Place
+from .logins import Login, Place, can_be_sent
 
 ANSWER_TIME = 20.0
 """Seconds within which an authorization server has answered."""
@@ -20,15 +19,25 @@ ANSWER_TIME = 20.0
 MAX_ANSWER_BYTES = 256 * 1024
 _EARLY = 30.0
 _LATER = ("temporarily_unavailable", "server_error", "slow_down")
+_OWN_WORD = (200, 400, 401)
+"""How an authorization server says no: as RFC 6749 has it, or as one that says everything with 200. Any other
+status comes as well from what stands in front of it, with an `error` of its own (429, 403 of a firewall)."""
 
 
 class Unrenewed(Exception):
     """A login could not be renewed now, and may well be later; the text says why, without anything secret."""
 
 
-def due_at(expires_in: int | None, now: float) -> float | None:
-    """When a token is to be renewed: half a minute before it runs out, a tenth of its life before for a short one."""
-    return None if expires_in is None else now + expires_in - min(_EARLY, expires_in / 10)
+def due_at(expires_in: Any, now: float) -> float | None:
+    """When a token is to be renewed: half a minute before it runs out, a tenth of its life before for a short one.
+
+    None for a life that makes no sense, as for one that nobody told: then the server says when it is over.
+    """
+    try:
+        life = float(expires_in)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return now + life - min(_EARLY, life / 10) if 0 < life < math.inf else None
 
 
 def renewed(place: Place, token: str) -> Login | None:
@@ -43,6 +52,7 @@ def renewed(place: Place, token: str) -> Login | None:
                 return login
             if login.refresh_token is None:
                 return None
+            place.rehearse()  # what is spent and cannot be kept would be lost
             return _renew(place, login)
     except (OSError, filelock.Timeout) as error:
         raise Unrenewed(f"its login cannot be renewed here: {error}") from None
@@ -57,34 +67,39 @@ def _renew(place: Place, login: Login) -> Login | None:
     if _is_final(response):
         place.remove()  # it is spent or revoked: nobody need try it again
         return None
-    try:
-        if response.status_code != 200:
-            raise ValueError(response.status_code)
-        answer = OAuthToken.model_validate_json(response.content)
-    except (ValidationError, ValueError):
+    answer = _said(response)
+    token = answer.get("access_token")
+    if response.status_code != 200 or not can_be_sent(token):
         raise Unrenewed(
-            f"{_host(login.token_endpoint)} answered {response.status_code} without a token"
-        ) from None
+            f"{_host(login.token_endpoint)} answered {response.status_code} without a token that can be used"
+        )
+    # Nothing else in it can make it unusable: the refresh token that it answers is spent.
+    refresh_token, scope = answer.get("refresh_token"), answer.get("scope")
     fresh = login.model_copy(
         update={
-            "access_token": answer.access_token,
-            "refresh_token": answer.refresh_token or login.refresh_token,
-            "scope": answer.scope or login.scope,
-            "renew_at": due_at(answer.expires_in, time.time()),
+            "access_token": token,
+            "refresh_token": refresh_token if can_be_sent(refresh_token) else login.refresh_token,
+            "scope": scope if can_be_sent(scope) else login.scope,
+            "renew_at": due_at(answer.get("expires_in"), time.time()),
         }
     )
     place.save(fresh)
     return fresh
 
 
-def _is_final(response: httpx2.Response) -> bool:
-    """Whether the authorization server itself, and not something on the way to it, says no (RFC 6749 §5.2)."""
+def _said(response: httpx2.Response) -> dict[str, Any]:
+    """The object that the answer is; an empty one for anything else."""
     try:
         answer: Any = response.json()
-    except ValueError:
-        return False
-    error = answer.get("error") if isinstance(answer, dict) else None
-    return isinstance(error, str) and error not in _LATER and response.status_code < 500
+    except (ValueError, RecursionError):
+        return {}
+    return answer if isinstance(answer, dict) else {}
+
+
+def _is_final(response: httpx2.Response) -> bool:
+    """Whether the authorization server itself, and not something on the way to it, says no (RFC 6749 §5.2)."""
+    error = _said(response).get("error")
+    return isinstance(error, str) and error not in _LATER and response.status_code in _OWN_WORD
 
 
 def revoked(login: Login) -> bool:
