@@ -58,6 +58,8 @@ def watch_event_loop() -> BlockBuster:
     # Logging writes to stderr from wherever it is called, in every program.
     for write in ("io.TextIOWrapper.write", "io.BufferedWriter.write"):
         watch.functions[write].can_block_in("logging/__init__.py", "emit")
+    # On the event loop only where the pipe has said that it takes it without waiting (`_takes` there).
+    watch.functions["io.BufferedWriter.write"].can_block_in("server/mcp_stdio.py", "_write")
     # LiteLLM looks at small files of its own (certificates, lists) within a request, as we can't help.
     for function in watch.functions.values():
         function.can_block_in("litellm/main.py", "acompletion")
