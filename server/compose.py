@@ -76,8 +76,11 @@ class Parts:
 def tool_config(settings: Settings) -> Config:
     """The `mcp.json` in force; without one, no servers. Raises `SettingsError`."""
     path = config_path(settings)
-    if path is None:
-        return Config()
+    return Config() if path is None else config_at(path)
+
+
+def config_at(path: Path) -> Config:
+    """What this `mcp.json` says. Raises `SettingsError`."""
     try:
         return _not_too_deep(read_config(path))
     except ConfigError as error:
@@ -198,7 +201,7 @@ def composed(settings: Settings, *, take_over: bool = True, own_url: str | None 
         tools=tools,
         own_tools=own_tools,
         log=log,
-        reloading=Reloading(tools, partial(tool_config, settings)),
+        reloading=Reloading(tools, config.path, find=partial(config_path, settings), read=config_at),
         notices=tuple(notices(settings, config, own_model=own_model)),
     )
 

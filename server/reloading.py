@@ -34,10 +34,23 @@ _WORDS: Final = {
 
 
 class Reloading:
-    """Reads the configuration of one process's tools anew. `read` gives it, and raises `SettingsError`."""
+    """Reads the configuration of one process's tools anew.
 
-    def __init__(self, tools: McpTools, read: Callable[[], Config]) -> None:
+    `path` is the file in force, and stays it although there is none for a moment; where there was none, `find` says
+    whether there is one now. `read` reads it, and raises `SettingsError`.
+    """
+
+    def __init__(
+        self,
+        tools: McpTools,
+        path: Path | None,
+        *,
+        find: Callable[[], Path | None],
+        read: Callable[[Path], Config],
+    ) -> None:
         self._tools = tools
+        self._path = path
+        self._find = find
         self._read = read
         self._asked = asyncio.Event()
 
@@ -61,9 +74,10 @@ class Reloading:
             return {"pid": os.getpid(), "changes": None, "error": str(error)}
 
     def _checked(self) -> Config:
-        config = self._read()
-        if config.path is not None:
-            refuse_writable(config.path)
+        if (path := self._path or self._find()) is None:
+            return Config()
+        refuse_unfit(path)
+        config, self._path = self._read(path), path
         return config
 
     async def _heed(self) -> None:
@@ -96,10 +110,17 @@ def _member_at(config: Path | None) -> Member | None:
     return member if member is not None and member.open() else None
 
 
-def refuse_writable(path: Path) -> None:
-    """Refuse a file that everybody on this machine may write: it says which programs are started."""
+def refuse_unfit(path: Path) -> None:
+    """Refuse what is no file (reading a pipe may take for ever), and a file that everybody on this machine may write:
+    it says which programs are started. Raises `SettingsError`."""
+    try:
+        mode = path.stat().st_mode
+    except OSError as error:
+        raise SettingsError(f"{path}: cannot be read: {error.strerror}: put it back.") from None
+    if not stat.S_ISREG(mode):
+        raise SettingsError(f"{path} is no file any more: put one there.")
     # On Windows the profile's ACL keeps others out.
-    if sys.platform != "win32" and stat.S_IMODE(path.stat().st_mode) & stat.S_IWOTH:
+    if sys.platform != "win32" and stat.S_IMODE(mode) & stat.S_IWOTH:
         raise SettingsError(f"{path} can be written by everybody: run `chmod o-w '{path}'`.")
 
 

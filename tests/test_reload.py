@@ -7,7 +7,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,20 +21,26 @@ from executor import AgenticLoopExecutor, TaskRequest
 from executor.outcomes import Thought
 from executor.think import Ask
 from server.mailbox import Member, ask, mailbox
-from server.reloading import Reloading, refuse_writable
+from server.reloading import Reloading, refuse_unfit
 from server.settings import SettingsError
 from tests.children import ENTRY, loopwright
 from tests.requirements import requirement
 from tests.scripted_mind import Script
 from tests.test_mcp_tools import FAKE, box, context, fake, gate, use
 from tool_clients.changes import Changes, changes
-from tool_clients.config import Config, Rules, Stdio
+from tool_clients.config import MAX_BYTES, Config, Rules, Stdio
 from tool_clients.mcp_tools import McpTools
 
 SOON = 60.0
 HANG_UP: Any = getattr(signal, "SIGHUP", None)
 OPENPTY: Any = getattr(os, "openpty", None)
+MKFIFO: Any = getattr(os, "mkfifo", None)
 """What POSIX alone has."""
+
+
+def never(*_: object) -> Any:
+    """What must not be called."""
+    raise AssertionError("it was called")
 
 
 def config(*servers: Any) -> Config:
@@ -237,6 +243,47 @@ async def test_a_signal_reloads_and_a_broken_file_leaves_the_old_one_in_force(tm
         assert await serving.ended() == 0
 
 
+@requirement("downstream:reload")
+@pytest.mark.skipif(HANG_UP is None, reason="there is no SIGHUP")
+@pytest.mark.parametrize(
+    ("make", "complaint"),
+    [
+        (lambda path: None, "cannot be read: No such file or directory: put it back"),
+        (
+            lambda path: path.symlink_to(path.name),
+            "cannot be read: Too many levels of symbolic links: put it",
+        ),
+        (lambda path: path.mkdir(), "is no file any more"),
+        (lambda path: MKFIFO(path), "is no file any more"),
+        (lambda path: path.write_bytes(b"[" * (MAX_BYTES + 1)), "is larger than 4 MiB"),
+        (lambda path: path.write_text("/*" * 1_000_000), "is not JSON"),
+    ],
+    ids=["gone", "a link to itself", "a folder", "a pipe", "huge", "comments without end"],
+)
+async def test_whatever_takes_the_files_place_the_servers_stay_and_the_next_signal_is_heard(
+    make: Callable[[Path], object], complaint: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "mcp.json"
+    write(path, "a")
+    async with (
+        asyncio.timeout(SOON),
+        loopwright("serve", "--port", "0", cwd=tmp_path, env=ENV) as serving,
+    ):
+        await serving.url()
+        await asyncio.to_thread(path.unlink)
+        await asyncio.to_thread(make, path)
+        serving.process.send_signal(HANG_UP)
+        await serving.hears(rf"the configuration stays as it was: .*mcp\.json:? {complaint}")
+        write(tmp_path / "new.json", "a", "b")
+        if path.is_dir():
+            await asyncio.to_thread(path.rmdir)
+        await asyncio.to_thread((tmp_path / "new.json").replace, path)
+        serving.process.send_signal(HANG_UP)
+        await serving.hears(r"the configuration was read anew: b added, 1 unchanged")
+        serving.process.terminate()
+        assert await serving.ended() == 0
+
+
 @pytest.mark.skipif(OPENPTY is None, reason="there are no such terminals")
 async def test_a_terminal_that_is_closed_still_ends_the_server(tmp_path: Path) -> None:
     program = (
@@ -306,8 +353,8 @@ async def test_a_file_that_everybody_can_write_is_not_read_anew(tmp_path: Path) 
     write(path, "a")
     path.chmod(0o666)
     with pytest.raises(SettingsError, match=r"can be written by everybody: run `chmod o-w "):
-        await asyncio.to_thread(refuse_writable, path)
+        await asyncio.to_thread(refuse_unfit, path)
     async with asyncio.timeout(SOON), box() as tools:
-        answer = await Reloading(tools, lambda: Config(path=path, servers=(fake("a"),))).answer()
+        answer = await Reloading(tools, path, find=never, read=never).answer()
         assert (tools.states(), answer["changes"]) == ([], None)
     assert answer["error"].startswith(f"{path} can be written by everybody")

@@ -25,6 +25,7 @@ from . import jsonc
 from .oauth_entry import OAuth, OurOAuth, TheirOAuth, fault_of, oauth_of, only_objects
 
 CONFIG_VARIABLE = "LOOPWRIGHT_MCP_CONFIG"
+MAX_BYTES = 4 * 1024 * 1024
 
 
 class ConfigError(Exception):
@@ -208,7 +209,11 @@ class _Problem(Exception):
 
 def _entries(path: Path) -> dict[str, object]:
     try:
-        document = jsonc.loads(path.read_text(encoding="utf-8"))
+        with path.open("rb") as file:
+            content = file.read(MAX_BYTES + 1)
+        if len(content) > MAX_BYTES:
+            raise ConfigError(f"is larger than {MAX_BYTES // 1024 // 1024} MiB", file=path)
+        document = jsonc.loads(content.decode())
     except OSError as error:
         raise ConfigError(f"cannot be read: {error.strerror}", file=path) from None
     except UnicodeDecodeError:
