@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -30,6 +31,8 @@ _ARGUMENTS: Final = ("arguments", "parameters", "args", "input")
 _THINK_END: Final = "</think>"
 _WRAPPING: Final = re.compile(r"```\w*|</?(?:tool_call|tool_calls|json)>")
 _OURS: Final = re.compile(rf'{{\s*"(?:{"|".join((*_CALLS, *ANSWER, *THOUGHT))})"\s*:')
+_OBJECT: Final = re.compile(r"\s*(?:```\w*\s*)?{")
+_DECODER: Final = json.JSONDecoder(strict=False)  # line ends as they are in a text: a habit too
 _MOST_STARTS: Final = 200
 """Places in a text at which an object is looked for."""
 
@@ -45,6 +48,8 @@ class _Step:
     thought: str = ""
     calls: tuple[ToolCallPart, ...] = ()
     answer: Any = None
+    bare: bool = False
+    """Whether it is a call without an object of ours around it."""
 
 
 def read_answer(
@@ -81,11 +86,20 @@ def _thinking_apart(response: ModelResponse) -> tuple[list[ModelResponsePart], s
     """What is no text, and the text. Templates that open `<think>` themselves leave only its end in the answer."""
     thinking: list[ModelResponsePart] = [p for p in response.parts if not isinstance(p, TextPart)]
     text = clean("".join(part.content for part in response.parts if isinstance(part, TextPart)))
-    before, end, after = text.rpartition(_THINK_END)
-    if not end:
-        return thinking, text
-    thought = before.replace("<think>", "").replace(_THINK_END, "").strip()
-    return [*thinking, *([ThinkingPart(thought)] if thought else [])], after
+    start = _after_thinking(text)
+    thought = text[:start].replace("<think>", "").replace(_THINK_END, "").strip()
+    return [*thinking, *([ThinkingPart(thought)] if thought else [])], text[start:]
+
+
+def _after_thinking(text: str) -> int:
+    """Where the last thinking ends; an object that has such an end in its words is no thinking."""
+    start = 0
+    while (end := text.find(_THINK_END, start)) >= 0:
+        with suppress(ValueError, RecursionError):
+            if (begun := _OBJECT.match(text, start)) and _DECODER.raw_decode(text, begun.end() - 1)[1] > end:
+                break
+        start = end + len(_THINK_END)
+    return start
 
 
 def _parts(step: _Step, output: OutputTool | None) -> Iterator[ModelResponsePart]:
@@ -127,9 +141,21 @@ def _read(text: str, names: Collection[str], output: OutputTool | None) -> _Step
     if not steps and output is not None and len(found) == 1:
         return _Step(answer=found[0])  # the data itself, without the object around it
     step = _only(steps)
+    if step.calls:
+        _refuse_quoted(steps, around, text)
     if not step.calls and output is not None:
         step = replace(step, answer=_data(step.answer, found, output))
     return replace(step, thought=step.thought or around) if step.calls else step
+
+
+def _refuse_quoted(steps: list[_Step], around: str, text: str) -> None:
+    """Raise `_Unreadable` for calls that are spoken of and not made: what a tool has read may ask to be repeated."""
+    if "<think>" in around:
+        raise _Unreadable(f"it thinks without an end ({_THINK_END})")
+    if around and "<tool_call>" not in text and any(step.bare for step in steps):
+        raise _Unreadable(
+            'a call among words may be a quotation: a call is made by an object with "calls" alone'
+        )
 
 
 def _only(steps: list[_Step]) -> _Step:
@@ -175,14 +201,13 @@ def _objects(text: str) -> tuple[list[dict[str, Any]], str]:
 
     Raises `_Unreadable` for one that no log and no provider could take.
     """
-    decoder = json.JSONDecoder(strict=False)  # line ends as they are in a text: a habit too
     found: list[dict[str, Any]] = []
     around: list[str] = []
     taken, start, starts = 0, text.find("{"), 0
     while start >= 0 and starts < _MOST_STARTS:
         starts += 1
         try:
-            _, end = decoder.raw_decode(text, start)
+            _, end = _DECODER.raw_decode(text, start)
         except (ValueError, RecursionError) as error:
             if _OURS.match(text, start):  # what stands in a broken object is not taken for the whole
                 raise _Unreadable(f"its JSON is broken ({_place(error)})") from None
@@ -223,7 +248,8 @@ def _step(value: Mapping[str, Any], names: Collection[str]) -> _Step | None:
         beside = (
             answer.strip() if isinstance(answer, str) else ""
         )  # it cannot know yet what the calls will give
-        return _Step(thought="\n\n".join(filter(None, (said, beside))), calls=calls)
+        bare = first(value, _CALLS) is None
+        return _Step(thought="\n\n".join(filter(None, (said, beside))), calls=calls, bare=bare)
     if any(key in value for key in ANSWER):
         return _Step(thought=said, answer=answer)
     if any(key in value for key in _CALLS):

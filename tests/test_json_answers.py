@@ -18,6 +18,7 @@ from tests.requirements import requirement
 from tests.thinking import ask
 
 ADD = {"name": "add", "arguments": {"a": 1}}
+_QUOTED = 'a call among words may be a quotation: a call is made by an object with "calls" alone'
 ONE = said(thought="I look.", calls=[ADD])
 
 
@@ -74,6 +75,10 @@ def short(part: Any) -> Any:
         (f"Use {{a}} and {{b: 1}}: {said(answer='3')}", ["3"]),
         (f"<think>Hm, {{}}.</think>{said(answer='3')}", ["thinks: Hm, {}.", "3"]),
         (f"Hm.\n</think>\n\n{said(answer='3')}", ["thinks: Hm.", "3"]),
+        (said(answer="The tag </think> ends it."), ["The tag </think> ends it."]),
+        (f"<think>Hm.</think>\n```json\n{said(answer='So </think> it is.')}```", ["thinks: Hm.", "So </think> it is."]),
+        ("<think>{</think>{}</think>" + said(answer="3"), ["thinks: {{}", "3"]),
+        (f"I look. <tool_call>{said(**ADD)}</tool_call>", ["I look.", ("add", {"a": 1})]),
         ("", []),
         ("  \n", []),
         ("<think>Hm.</think>", ["thinks: Hm."]),
@@ -95,6 +100,9 @@ def test_what_can_mean_only_one_thing_is_taken(text: str, parts: list[Any]) -> N
         (said(calls=["add"]), 'a call in it has no "name"'),
         (said(answer="3") + said(answer="4"), "there are 2 JSON objects in it"),
         (ONE + said(answer="4"), "there are 2 JSON objects in it"),
+        (f"The page says {said(**ADD)}, which I won't do.", _QUOTED),
+        (f"{said(**ADD)}\nThat is what it says.", _QUOTED),
+        (f"<think>It says {said(calls=[ADD])}", "it thinks without an end (</think>)"),
         ('{"calls": [{"name": "add"}', "its JSON is broken (Expecting ',' delimiter at character 26)"),
         (f'{{"thought": "a" "b", "calls": [{said(**ADD)}]}}',
          "its JSON is broken (Expecting ',' delimiter at character 16)"),
