@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from pydantic_ai.messages import (
     ModelMessage,
@@ -44,11 +44,18 @@ _CALLS: Final = (
 _ANSWER: Final = 'When you are done: {"thought": "why, in one sentence", "answer": '
 
 
+class _Described(NamedTuple):
+    tools: Sequence[Tool]
+    prompt: str
+    grammar: dict[str, Any]
+
+
 class JsonForm:
     """Tools in the prompt, calls in the text."""
 
     def __init__(self) -> None:
         self._conversation: Conversation | None = None
+        self._described: _Described | None = None
 
     def output(self, ask: Ask) -> OutputTool:
         return output_tool(ask.output_schema or {}, {tool.name for tool in ask.tools}, called=False)
@@ -56,13 +63,23 @@ class JsonForm:
     def tell(self, ask: Ask, output: OutputTool | None) -> Told:
         if self._conversation is None:
             self._conversation = Conversation(partial(_retold, data=output is not None))
-        prompt = "\n\n".join(filter(None, (ask.system_prompt, instructions(ask.tools, ask.output_schema))))
+        described = self._describe(ask)
+        prompt = "\n\n".join(filter(None, (ask.system_prompt, described.prompt)))
         messages = self._conversation.messages(replace(ask, system_prompt=prompt))
-        tools = () if ask.closing else ask.tools
         return Told(
             messages=[_one_voice(message) for message in messages],
-            formats=formats(answer_grammar(tools, ask.output_schema)),
+            formats=formats(answer_grammar((), ask.output_schema) if ask.closing else described.grammar),
         )
+
+    def _describe(self, ask: Ask) -> _Described:
+        """The tools as they are told, made anew only when they have changed: hundreds take their time."""
+        if self._described is None or self._described.tools != ask.tools:
+            self._described = _Described(
+                ask.tools,
+                instructions(ask.tools, ask.output_schema),
+                answer_grammar(ask.tools, ask.output_schema),
+            )
+        return self._described
 
     def live(self, transient: Transient) -> Transient:
         return LiveAnswer(transient)

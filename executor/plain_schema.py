@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-MAX_PARTS: Final = 2_000
+MAX_PARTS: Final = 500
 MAX_LEVELS: Final = 32
 """Parts of one schema, its references expanded, and how deep one may stand in another."""
 
@@ -165,9 +165,11 @@ class _Expansion:
         more = schema.get("additionalProperties")
         if not isinstance(properties, Mapping) or not isinstance(required, list):
             raise Exotic
+        if not all(isinstance(name, str) for name in required):
+            raise Exotic
         named = {str(name): self.part(part, within) for name, part in properties.items()}
-        named |= {str(name): {} for name in required if name not in named}
-        made: dict[str, Any] = {"type": "object", "properties": named, "required": [*map(str, required)]}
+        named |= {name: {} for name in required if name not in named}
+        made: dict[str, Any] = {"type": "object", "properties": named, "required": [*required]}
         if more is not None:
             made["additionalProperties"] = more if isinstance(more, bool) else self.part(more, within)
         return made

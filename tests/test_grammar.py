@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
 from executor.grammar import answer_grammar
-from executor.json_form import instructions
+from executor.json_form import JsonForm, instructions
 from executor.plain_schema import Exotic, plain
 from executor.signatures import described
 from executor.tools import Tool
 from tests.json_mode import called, closed
 from tests.requirements import requirement
-from tests.thinking import tool
+from tests.thinking import ask, tool
 
 PLAIN = {"type", "properties", "required", "items", "enum", "const", "anyOf", "additionalProperties"}
 FREE = {"type": "object", "additionalProperties": True}
@@ -89,6 +89,8 @@ def test_references_are_expanded_and_only_plain_keywords_are_left() -> None:
         {"properties": {"a": {"enum": [{"b": 1}]}}},
         {"properties": {"a": {"type": "file"}}},
         {"properties": {"a": False}},
+        {"required": [{"a": 1}]},
+        {"properties": {str(n): {"type": ["string", "null"]} for n in range(200)}},
         {"properties": {str(n): {"$ref": "#/$defs/a"} for n in range(50)},
          "$defs": {"a": {"properties": {str(n): {"$ref": "#/$defs/b"} for n in range(50)}}, "b": {"type": "string"}}},
     ],
@@ -109,6 +111,16 @@ def test_a_schema_that_is_too_deep_is_given_up_in_time() -> None:
         deep = {"type": "object", "properties": {"a": deep}}
     with pytest.raises(Exotic):
         plain(deep)
+
+
+def test_tools_are_described_once_and_anew_when_they_change() -> None:
+    form, work, rest = JsonForm(), tool("work"), tool("rest")
+    grammars = [
+        form.tell(ask(tools=tools), None).formats[0]["json_schema"]["schema"]  # type: ignore[index]
+        for tools in ([work], [work], [work, rest])
+    ]
+    assert grammars[0] is grammars[1]
+    assert grammars[2] == answer_grammar([work, rest], None)
 
 
 @requirement("model:json:grammar")
