@@ -25,7 +25,9 @@ def measured(
     written = usage.output_tokens or _tokens(_texts([response]))
     if (read, written) == (usage.input_tokens, usage.output_tokens):
         return response, False
-    return replace(response, usage=replace(usage, input_tokens=read, output_tokens=written)), True
+    cost = usage.cost or None  # one of 0 is that of 0 tokens
+    counted = replace(usage, input_tokens=read, output_tokens=written, cost=cost)
+    return replace(response, usage=counted), True
 
 
 def _tokens(texts: Iterable[str]) -> int:

@@ -20,6 +20,7 @@ from executor.http_clients import roomy_client
 from executor.keys import KeyCure, no_key, plain_cure
 from executor.model_thinker import Voice
 from executor.openai_chat import openai_chat_model
+from executor.prices import answer_price
 from executor.redaction import safe_line
 from executor.think import ModelFailure
 
@@ -98,7 +99,7 @@ def cost(name: str, response: ModelResponse) -> float | None:
     """
     if response.model_name is not None:
         try:
-            return float(response.cost().total_price)
+            return answer_price(response)
         except (LookupError, ValueError):
             pass  # a name that the price list does not have
     return _price(name, response.usage)
