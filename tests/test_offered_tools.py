@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from tests.fake_models import Answer, Call, Request
 from tests.requirements import requirement
 from tests.runs import run, running
 from tests.test_mcp_tools import SOON, box
-from tool_clients.config import Server, Stdio
+from tool_clients.config import Config, Rules, Server, Stdio
 from tool_clients.names import offered_name
 
 LISTED = Path(__file__).with_name("listed_downstream.py")
@@ -27,10 +28,10 @@ OBJECT: dict[str, Any] = {"type": "object", "properties": {}}
 DONE = [Answer(text="done")]
 
 
-def listed(name: str, *tools: dict[str, Any]) -> Server:
+def listed(name: str, *tools: dict[str, Any], rules: Rules | None = None) -> Server:
     """A server that offers these tools, three to a page, and answers each call with its own name."""
     transport = Stdio(command=sys.executable, args=(str(LISTED), name, json.dumps(tools)))
-    return Server(name=name, transport=transport)
+    return Server(name=name, transport=transport, rules=rules or Rules())
 
 
 def tool(name: str, schema: dict[str, Any] = OBJECT) -> dict[str, Any]:
@@ -164,3 +165,31 @@ def test_no_tool_can_be_named_so_that_it_hides_another(server: str, own: str) ->
     name = offered_name(server, own)
     pretender, _, rest = name.partition("__")
     assert offered_name(pretender, rest) != name
+
+
+@requirement("downstream:patterns")
+async def test_a_pattern_that_fits_no_tool_is_named_since_it_may_be_the_misspelt_one_that_asks_for_a_yes(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    slip = Rules(approve=("creat_*", "find"), read_only=("s__find",))
+    server = listed("s", tool("find"), tool("create"), rules=slip)
+    async with asyncio.timeout(SOON), box(server) as tools:
+        await tools.ready()
+        (before,) = tools.states()
+        mended = replace(server, rules=Rules(approve=("create*",)))
+        await tools.reload(Config(servers=(mended,)))
+        (after,) = tools.states()
+        await tools.reload(Config(servers=(server,)))
+    notes = (
+        "approve names 'creat_*', and no tool is called so: there are find, create",
+        "read_only names 's__find', and no tool is called so: there are find, create",
+    )
+    assert (before.state, before.notes, after.notes) == ("ready", notes, ())
+    assert caplog.messages == [f"server s: {note}" for note in notes]
+
+
+async def test_a_server_without_tools_is_asked_for_no_pattern() -> None:
+    async with asyncio.timeout(SOON), box(listed("s", rules=Rules(approve=("*",)))) as tools:
+        await tools.ready()
+        (state,) = tools.states()
+    assert (state.state, state.notes) == ("ready", ())

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
-from typing import Final, TypeAlias, TypedDict
+from typing import TypeAlias, TypedDict
 
+from executor.text import cut
 from executor.tools import Tool
 
 from .errors import ToolsetError
 
 Which: TypeAlias = bool | Sequence[str]
 """True: every tool; patterns such as `("get_*",)`: those of these names."""
-
-FLAGS: Final = ("read_only", "idempotent", "needs_approval", "sequential")
 
 
 class Marks(TypedDict, total=False):
@@ -62,20 +61,25 @@ def patterns(which: Which) -> Sequence[str]:
 
 def check_patterns(names: Iterable[str], marks: Marks) -> None:
     """Raise `ToolsetError` for a pattern that fits no tool: it may be the misspelt one that should ask for a yes."""
-    names = list(names)
-    meant = (
-        marks.get("read_only"),
-        marks.get("idempotent"),
-        marks.get("needs_approval"),
-        marks.get("sequential"),
-    )
-    for mark, which in zip(FLAGS, meant, strict=True):
-        for pattern in patterns(which or False):
-            if not any(fnmatchcase(name, pattern) for name in names):
-                raise ToolsetError(
-                    "unknown_name",
-                    f"{mark} names {pattern!r}, and no tool is called so: there are {', '.join(names) or 'none'}.",
-                )
+    meant = {
+        "read_only": marks.get("read_only"),
+        "idempotent": marks.get("idempotent"),
+        "needs_approval": marks.get("needs_approval"),
+        "sequential": marks.get("sequential"),
+    }
+    slips = fitting_none(list(names), {mark: patterns(which or False) for mark, which in meant.items()})
+    if slips:
+        raise ToolsetError("unknown_name", f"{slips[0]}.")
+
+
+def fitting_none(names: Sequence[str], meant: Mapping[str, Sequence[str]]) -> list[str]:
+    """A sentence (without its full stop) on each pattern, by the key it stands under, that fits no name."""
+    return [
+        f"{key} names {pattern!r}, and no tool is called so: there are {cut(', '.join(names), 500) or 'none'}"
+        for key, given in meant.items()
+        for pattern in given
+        if not any(fnmatchcase(name, pattern) for name in names)
+    ]
 
 
 def by_name(tools: Iterable[Tool], marks: Marks) -> dict[str, Tool]:

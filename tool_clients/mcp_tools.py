@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -18,12 +19,15 @@ from .config import Config, Http, Server, Stdio, matches, same_endpoint
 from .connection import FIRST_RETRY, READY_WAIT, Connection
 from .content import to_output
 from .guard import Guard
+from .marks import fitting_none
 from .names import offered_name, plain_name
 from .secrets import guarded_logs
 from .weight import HEAVY, weighs_more
 
 KEY_META = "loopwright/key"
 DEPTH_META = "loopwright/depth"
+
+logger = logging.getLogger("loopwright.tools")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +83,7 @@ class McpTools:
         self._open = ExitStack()
         self._tools: Mapping[str, Tool] = {}
         self._names: Mapping[str, Mapping[str, str]] = {}
+        self._warned: set[str] = set()
 
     async def __aenter__(self) -> Self:
         await self._watch_over(self._config)
@@ -202,7 +207,11 @@ class McpTools:
             connect_ms=connection.connect_ms,
             answer_ms=connection.answer_ms,
             own_names=self._names.get(connection.server.name, {}),
-            notes=(*connection.listing.notes, *([connection.junk] if connection.junk else [])),
+            notes=(
+                *connection.listing.notes,
+                *_slips(connection),
+                *([connection.junk] if connection.junk else []),
+            ),
             stderr=connection.stderr,
         )
 
@@ -211,6 +220,7 @@ class McpTools:
         tools: dict[str, Tool] = {}
         names: dict[str, Mapping[str, str]] = {}
         for connection in self._connections:
+            self._warn(connection)
             rules = connection.server.rules
             own = {
                 tool.name: self._tool(connection, tool)
@@ -221,6 +231,14 @@ class McpTools:
             tools |= {name: own[own_name] for name, own_name in fresh.items()}
             names[connection.server.name] = fresh
         self._tools, self._names = MappingProxyType(tools), names
+
+    def _warn(self, connection: Connection) -> None:
+        """Log what may be a slip in the configuration, once."""
+        for slip in _slips(connection):
+            line = f"server {connection.server.name}: {slip}"
+            if line not in self._warned:
+                self._warned.add(line)
+                logger.warning("%s", line)
 
     def _tool(self, connection: Connection, tool: mcp_types.Tool) -> Tool:
         rules = connection.server.rules
@@ -245,6 +263,20 @@ class McpTools:
             timeout=rules.timeout or self._default_timeout,
             total_timeout=rules.total_timeout,
         )
+
+
+def _slips(connection: Connection) -> list[str]:
+    """The patterns of its entry that fit none of a server's tools: one may be meant to ask for a yes."""
+    rules = connection.server.rules
+    meant = {
+        "allow": rules.allow,
+        "deny": rules.deny,
+        "approve": rules.approve,
+        "read_only": rules.read_only,
+        "idempotent": rules.idempotent,
+    }
+    names = [tool.name for tool in connection.listing.tools]
+    return fitting_none(names, meant) if names else []
 
 
 def _is_heavy(answer: mcp_types.CallToolResult) -> bool:
