@@ -1,6 +1,7 @@
 """What holds for every test: no keys, no home, no network, no blocked loop, no task left behind."""
 
 import asyncio
+import logging
 import os
 import tempfile
 from collections.abc import AsyncIterator, Iterator
@@ -43,6 +44,17 @@ def watched_event_loop() -> Iterator[None]:
     watch = watch_event_loop()
     yield
     watch.deactivate()
+
+
+@pytest.fixture(autouse=True)
+def logging_as_it_was() -> Iterator[None]:
+    """A test that runs a command in this process leaves no level and no handler of its to the next one."""
+    root, ours = logging.getLogger(), logging.getLogger("loopwright")
+    handlers, levels = list(root.handlers), (root.level, ours.level)
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(levels[0])
+    ours.setLevel(levels[1])
 
 
 @pytest.fixture(scope="session")
