@@ -63,25 +63,30 @@ class FeedWatch:
     def __init__(self, feed: Feed, execution_id: str) -> None:
         self._feed = feed
         self._execution_id = execution_id
-        self._grown = asyncio.Event()
+        self.grown = asyncio.Event()
         self._newest: int | None = 0
 
     async def changed(self) -> None:
         """Return once the log grew since the last return. Raises `StorageUnavailable` when it was closed."""
-        await self._grown.wait()
-        self._grown.clear()
-        if self._feed.closed:
-            raise StorageUnavailable("The log was closed: open it again, then go on after the last event.")
+        await self.grown.wait()
+        self.grown.clear()
+        self._check_open()
 
     def wake(self, newest: int | None = None) -> None:
         if self._newest is not None:
             self._newest = newest
-        self._grown.set()
+        self.grown.set()
 
     def heard(self) -> int | None:
-        """The newest seq heard of since the last call; None: not known, look into the store."""
+        """The newest seq heard of since the last call; None: not known, look into the store. Raises
+        `StorageUnavailable` when it was closed."""
+        self._check_open()
         newest, self._newest = self._newest, 0
         return newest
+
+    def _check_open(self) -> None:
+        if self._feed.closed:
+            raise StorageUnavailable("The log was closed: open it again, then go on after the last event.")
 
     def close(self) -> None:
         self._feed.leave(self._execution_id, self)

@@ -7,6 +7,7 @@ and says who may drive an execution.
 
 from __future__ import annotations
 
+import asyncio
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import AsyncGenerator, Collection, Sequence
 from dataclasses import dataclass
@@ -243,13 +244,18 @@ class EventLog(Protocol):
 class Watch(Protocol):
     """Tells one reader that an execution's log grew."""
 
+    @property
+    def grown(self) -> asyncio.Event:
+        """Set when the log grew. Who waits for something else as well may set it, too, and ask `heard` which it was."""
+        ...
+
     async def changed(self) -> None:
         """Return once the log grew since the last return (or since the watch began)."""
         ...
 
     def heard(self) -> int | None:
         """The newest seq heard of since the last call; None: not known, look into the store. Spares a
-        driver the look at what it appended itself."""
+        driver the look at what it appended itself. Raises `StorageUnavailable` when the log was closed."""
         ...
 
     def close(self) -> None: ...

@@ -106,8 +106,8 @@ class Loop:
                     case unexpected:
                         assert_never(unexpected)
                 deadline = state.deadline
-                outcomes = await work.outcomes(until=self._next_look(state), clock=clock)
-                if work.log_grew(state.seq):
+                outcomes = await work.outcomes(state.seq, until=self._next_look(state), clock=clock)
+                if work.log_grew:
                     await journal.catch_up()
                 now = clock()
                 if isinstance(journal.state.next(), Stop) or (deadline is not None and now >= deadline):

@@ -15,36 +15,44 @@ Act = Callable[[Call, "asyncio.Future[None]"], Coroutine[Any, Any, Observed]]
 
 
 class Work:
-    """The tasks of one execution. On leaving, all of them are cancelled and awaited."""
+    """The tasks of one execution. On leaving, all of them are cancelled and awaited.
+
+    `log_grew`: whether others had appended to the log when `outcomes` last returned. One bell rings for all that may
+    happen: the one of the log's watch.
+    """
 
     def __init__(self, watch: Watch) -> None:
+        self.log_grew = False
         self._watch = watch
         self._thinking: asyncio.Task[Thought | ThoughtFailed] | None = None
         self._acting: dict[str, asyncio.Task[Observed]] = {}
         self._stop: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._changed = asyncio.create_task(watch.changed())
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self.stop_thinking()
-        tasks: list[asyncio.Task[Any]] = [*self._acting.values(), self._changed]
-        for task in tasks:
+        for task in self._acting.values():
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*self._acting.values(), return_exceptions=True)
         self._watch.close()
 
     def think(self, think: Think) -> None:
         """Have a model request running."""
         if self._thinking is None:
             self._thinking = asyncio.create_task(think())
+            self._thinking.add_done_callback(self._ring)
 
     def act(self, calls: Iterable[Call], act: Act) -> None:
         """Have these calls running: start what is missing."""
         for call in calls:
             if call.id not in self._acting:
                 self._acting[call.id] = asyncio.create_task(act(call, self._stop))
+                self._acting[call.id].add_done_callback(self._ring)
+
+    def _ring(self, task: asyncio.Task[Any]) -> None:
+        self._watch.grown.set()
 
     def stop(self) -> None:
         """Tell the running calls that the run is ending: each gives its outcome within the grace time."""
@@ -58,14 +66,23 @@ class Work:
             await asyncio.gather(self._thinking, return_exceptions=True)
             self._thinking = None
 
-    async def outcomes(self, *, until: float | None, clock: Clock) -> list[Outcome]:
-        """Wait until something ends, the log grows or the time `until` is come: what ended, and how."""
-        tasks: list[asyncio.Task[Any]] = [*self._acting.values(), self._changed]
-        if self._thinking is not None:
-            tasks.append(self._thinking)
-        seconds = None if until is None else max(0.0, until - clock())
-        await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    async def outcomes(self, seq: int, *, until: float | None, clock: Clock) -> list[Outcome]:
+        """Wait until something ends, the log holds more than `seq` events or the time `until` is come: what ended,
+        and how. Raises `StorageUnavailable` when the log was closed."""
+        self.log_grew = False
         outcomes: list[Outcome] = []
+        late = None if until is None else asyncio.get_running_loop().time() + max(0.0, until - clock())
+        while not self._news(outcomes, seq):
+            self._watch.grown.clear()
+            try:
+                async with asyncio.timeout_at(late):
+                    await self._watch.grown.wait()
+            except TimeoutError:
+                break
+        return outcomes
+
+    def _news(self, outcomes: list[Outcome], seq: int) -> bool:
+        """Whether there is something to look at; what has ended is put into `outcomes`."""
         for call_id, task in list(self._acting.items()):
             if task.done():
                 del self._acting[call_id]
@@ -73,13 +90,6 @@ class Work:
         if self._thinking is not None and self._thinking.done():
             thinking, self._thinking = self._thinking, None
             outcomes.append(thinking.result())
-        return outcomes
-
-    def log_grew(self, seq: int) -> bool:
-        """Whether the log may hold more than `seq` events: others have appended to it."""
-        if not self._changed.done():
-            return False
-        self._changed.result()
-        self._changed = asyncio.create_task(self._watch.changed())
         newest = self._watch.heard()
-        return newest is None or newest > seq
+        self.log_grew = newest is None or newest > seq
+        return self.log_grew or bool(outcomes)
