@@ -24,6 +24,7 @@ from pydantic_ai.exceptions import (
 )
 
 from executor.redaction import safe_line
+from executor.text import ended
 from executor.think import ModelFailure
 
 logger = logging.getLogger("loopwright.executor")
@@ -32,6 +33,15 @@ _PASSING = frozenset((408, 409, 425, 429))
 _UNREADABLE = "Error converting to valid response"  # LiteLLM's words (a 422) for an answer cut in its JSON
 _WRAPPED_BY = re.compile(r"^(?:litellm\.\w+: |\w*(?:Error|Exception)(?: \w+)? ?[:-] )+")
 _FORMAT = re.compile(r"response[_ ]?format|json[_ ]?(?:schema|object)|grammar", re.I)
+_NO_TOOLS = re.compile(
+    r"(?:tools?|function)\b.{0,40}\bnot (?:be )?support|not support.{0,40}\b(?:tool|function)|support tool use"
+    r"|enable-auto-tool-choice|tools param requires",  # vLLM, llama.cpp
+    re.I,
+)
+_JSON_MODE = (
+    "A model that cannot call tools works in JSON mode: LOOPWRIGHT_TOOL_MODE=json, "
+    'in Python tool_mode="json" (docs/local-models.md).'
+)
 _MESSAGE = re.compile(r"""["']message["']\s*:\s*(?:"((?:[^"\\]|\\.)*)"|'((?:[^'\\]|\\.)*)')""")
 
 
@@ -130,7 +140,8 @@ def _rejected(status: object) -> bool:
 def _line(model: str, error: Exception) -> str:
     reason = _reason(error)
     if isinstance(error, ModelHTTPError):
-        return safe_line(f"{model}: HTTP {_status(error.status_code)}: {reason}")
+        line = safe_line(f"{model}: HTTP {_status(error.status_code)}: {reason}")
+        return f"{ended(line)} {_JSON_MODE}" if _NO_TOOLS.search(reason) else line
     return safe_line(f"{model}: {reason}")
 
 

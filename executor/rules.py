@@ -29,6 +29,7 @@ from executor.outcomes import (
     arguments_sha256,
 )
 from executor.schema import AgenticStepEvent, Approval, StepType, StopReason, ToolCallRecord
+from executor.text import ended
 from executor.turns import plus, turn_json
 
 if TYPE_CHECKING:
@@ -146,7 +147,7 @@ class Recorder:
             and (state.deadline is None or retry_at < state.deadline)
         ):
             wait = max(0.0, retry_at - self.now)
-            content = f"Model request failed: {failure.error} Trying again in {wait:.1f} s."
+            content = f"Model request failed: {ended(failure.error)} Trying again in {wait:.1f} s."
             self._emit(StepType.ERROR, content, at, private={"not_before": retry_at})
         elif state.stopping:
             self._finish()  # the last words failed; what there is, is the answer

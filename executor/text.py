@@ -42,3 +42,8 @@ def cut(text: str, limit: int) -> str:
     marker = f"… [cut: {limit} of {len(data)} bytes shown]"
     room = max(0, limit - len(marker.encode()))
     return data[:room].decode(errors="ignore") + marker
+
+
+def ended(text: str) -> str:
+    """The text as a sentence that another one may follow."""
+    return text if text.endswith((".", "!", "?", "…")) else f"{text}."

@@ -194,6 +194,26 @@ async def test_a_rejected_request_is_not_tried_again(
     assert (failure.retryable, failure.stop_reason) == (False, "model_error")
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        "registry.ollama.ai/library/gemma3:270m does not support tools",  # Ollama
+        '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set',  # vLLM
+        "No endpoints found that support tool use.",  # OpenRouter
+        "tools param requires --jinja flag",  # llama.cpp
+        "Function calling is not supported for this model",
+    ],
+)
+async def test_a_model_that_cannot_call_tools_is_told_of_json_mode(
+    monkeypatch: pytest.MonkeyPatch, said: str
+) -> None:
+    failure = await refused(monkeypatch, OPENAI, Answer(status=400, message=said), streaming=False)
+    assert str(failure) == (
+        f"{OPENAI.model}: HTTP 400 Bad Request: {said.rstrip('.')}. A model that cannot call tools works in JSON mode: "
+        'LOOPWRIGHT_TOOL_MODE=json, in Python tool_mode="json" (docs/local-models.md).'
+    )
+
+
 @each_provider
 @whole_and_streamed
 @pytest.mark.parametrize("fault", ["drop", "cut_json"])

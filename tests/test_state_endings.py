@@ -85,7 +85,7 @@ def test_a_cancel_overrides_a_budget_that_was_ending_the_run() -> None:
 
 @requirement("fail:model-retry")
 def test_a_wait_is_visible_and_survives_a_restart() -> None:
-    story = Story().after(1).driver(ThoughtFailed(error="429 slow down.", retry_at=1003.5))
+    story = Story().after(1).driver(ThoughtFailed(error="429 slow down", retry_at=1003.5))
     assert story.last.content == "Model request failed: 429 slow down. Trying again in 2.5 s."
     assert (story.last.iteration, story.log[0].private) == (1, {"not_before": 1003.5})
     assert story.after(1).taken_over().next() == Think(not_before=1003.5)
