@@ -300,12 +300,25 @@ class Executions:
         self, execution_id: str, *, owner: str = LOCAL, after: int = 0, limit: int | None = None
     ) -> tuple[Execution, Sequence[Entry]]:
         """The execution, and its events after `after` up to that moment. Raises `BeyondTheLog`."""
+        execution = await self._reaching(execution_id, owner, after)
+        entries = await self._log.read(execution_id, after=after, limit=limit, owner=owner)
+        return execution, entries[: execution.last_seq - after]
+
+    async def lines(
+        self, execution_id: str, *, owner: str = LOCAL, after: int = 0
+    ) -> tuple[Execution, Sequence[bytes]]:
+        """What `page` gives, each event as one line of JSON. Raises `BeyondTheLog`."""
+        execution = await self._reaching(execution_id, owner, after)
+        lines = await self._log.lines(execution_id, after=after, owner=owner)
+        return execution, lines[: execution.last_seq - after]
+
+    async def _reaching(self, execution_id: str, owner: str, after: int) -> Execution:
+        """The execution, if it has had the event `after`. To be read before its events, of which no more than it knows
+        are shown: who reads that it ended has its final event as well."""
         execution = (await self._log.get(execution_id, owner=owner)).execution
         if after > execution.last_seq:
             raise BeyondTheLog(execution.last_seq)
-        # In this order, and no more than that: who reads that it ended has its final event as well.
-        entries = await self._log.read(execution_id, after=after, limit=limit, owner=owner)
-        return execution, entries[: execution.last_seq - after]
+        return execution
 
     def events(self, execution_id: str, *, owner: str = LOCAL, after: int = 0) -> AsyncGenerator[Entry]:
         """The events after `after`, then live ones as they come, up to the final one."""

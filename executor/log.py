@@ -165,6 +165,10 @@ class EventLog(Protocol):
         """
         ...
 
+    async def lines(self, execution_id: str, *, after: int = 0, owner: str | None = None) -> Sequence[bytes]:
+        """The public part of each event after `after`, oldest first: what `read` gives, for who only hands it on."""
+        ...
+
     def follow(self, execution_id: str, *, after: int = 0, owner: str | None = None) -> AsyncGenerator[Entry]:
         """Replay, then live, no gap and no double; ends after the final event. Public parts only.
 

@@ -175,6 +175,9 @@ class InMemoryLog:
         entries = stored.entries[after : None if limit is None else after + limit]
         return entries if owner is None else [entry._replace(private=None) for entry in entries]
 
+    async def lines(self, execution_id: str, *, after: int = 0, owner: str | None = None) -> Sequence[bytes]:
+        return [entry.data for entry in await self.read(execution_id, after=after, owner=owner)]
+
     def follow(self, execution_id: str, *, after: int = 0, owner: str | None = None) -> AsyncGenerator[Entry]:
         async def read(after: int) -> Tail:
             stored = self._find(execution_id, owner)

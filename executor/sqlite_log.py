@@ -180,6 +180,13 @@ class SqliteLog:
 
         return await self._read(work)
 
+    async def lines(self, execution_id: str, *, after: int = 0, owner: str | None = None) -> Sequence[bytes]:
+        def work(connection: sqlite3.Connection) -> Sequence[bytes]:
+            rows.check(connection, execution_id, owner=owner)
+            return rows.lines(connection, execution_id, after)
+
+        return await self._read(work)
+
     def follow(self, execution_id: str, *, after: int = 0, owner: str | None = None) -> AsyncGenerator[Entry]:
         async def read(after: int) -> Tail:
             def work(connection: sqlite3.Connection) -> Tail:

@@ -220,12 +220,12 @@ class Door:
         )
         if wanted(request.headers) == "events":
             return await self._stream(place)
-        execution, entries = await self._executions.page(
+        execution, lines = await self._executions.lines(
             place.execution_id, owner=place.owner, after=place.after
         )
-        joined = b",".join([entry.data for entry in entries])
         tail = b'],"last_seq":%d,"status":"%s"}' % (execution.last_seq, execution.status.encode())
-        return Response(b'{"events":[' + joined + tail, 200, _JSON_HEADERS, "application/json")
+        body = b"".join((b'{"events":[', b",".join(lines), tail))
+        return Response(body, 200, _JSON_HEADERS, "application/json")
 
     async def history(self, request: Request) -> ASGIApp:
         body = await self._executions.history_json(_execution_id(request), owner=owner_of(request.scope))

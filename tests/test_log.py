@@ -171,6 +171,8 @@ async def test_a_foreign_execution_is_an_unknown_one(log: EventLog) -> None:
         with pytest.raises(NotFound):
             await log.read(name, owner=owner)
         with pytest.raises(NotFound):
+            await log.lines(name, owner=owner)
+        with pytest.raises(NotFound):
             await collect(log.follow(name, owner=owner))
         with pytest.raises(NotFound):
             await append(log, name, 2, epoch=None, owner=owner)
@@ -330,6 +332,8 @@ async def test_a_read_takes_a_part(log: EventLog) -> None:
     assert [e.seq for e in await log.read("a", after=1, limit=2)] == [2, 3]
     assert await log.read("a", after=4) == []
     assert await log.read("a", after=9) == []
+    assert await log.lines("a", after=2, owner=OWNER) == [entry(3).data, entry(4).data]
+    assert await log.lines("a", after=9) == []
 
 
 @requirement("log:append")
