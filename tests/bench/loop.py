@@ -76,6 +76,16 @@ def _targets(ten: Rounds, fifty: Rounds) -> list[Figure]:
             ratios(f"c2 / b2, {turns} turns", rounds["c2"], rounds["b2"], target=1.0),
             figure(f"core, {turns} turns", rounds["core"], "ms", target=1.4),
         ]
+    for turns, rounds in ((10, ten), (50, fifty)):
+        trios = list(zip(rounds["b"], rounds["b1"], rounds["c1"], strict=True))
+        figures += [
+            figure(
+                f"b − b1, {turns} turns: the OpenAI SDK's share of the lead",
+                [b - b1 for b, b1, _ in trios],
+                "ms",
+            ),
+            figure(f"b1 − c1, {turns} turns: our own, log and all", [b1 - c1 for _, b1, c1 in trios], "ms"),
+        ]
     for name in ("c1", "c1a", "c2"):
         figures.append(ratios(f"{name}: 50 turns / 10 turns", fifty[name], ten[name], target=1.25))
     return figures

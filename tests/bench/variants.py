@@ -26,6 +26,7 @@ VARIANTS: Final = {
     "f": "a bare httpx loop, no log",
     "a": "the lesson's loop on litellm.acompletion, no log",
     "b": "Pydantic AI Agent.run, its OpenAI class, no log",
+    "b1": "Pydantic AI Agent.run over our OpenAI client, no log",
     "b2": "Pydantic AI Agent.run over our LiteLLM bridge, no log",
     "c1": "ours, openai-chat: (native)",
     "c1a": "ours, openai-chat: with a caller's own Agent",
@@ -86,6 +87,13 @@ async def pydantic_ai(tool: Tool, folder: Path) -> AsyncIterator[Run]:
     from pydantic_ai.models.openai import OpenAIChatModel
 
     yield _agent_run(OpenAIChatModel(MODEL), tool)
+
+
+@asynccontextmanager
+async def pydantic_ai_plain(tool: Tool, folder: Path) -> AsyncIterator[Run]:
+    from executor.openai_chat import openai_chat_model
+
+    yield _agent_run(openai_chat_model(MODEL), tool)
 
 
 @asynccontextmanager
@@ -166,6 +174,7 @@ OPEN: Final[dict[str, Callable[[Tool, Path], Any]]] = {
     "f": bare,
     "a": lesson,
     "b": pydantic_ai,
+    "b1": pydantic_ai_plain,
     "b2": pydantic_ai_litellm,
     "c1": ours,
     "c1a": own_agent,
