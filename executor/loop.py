@@ -175,7 +175,7 @@ class AgenticLoopExecutor:
     request that names none gets; `agent`, your own Pydantic AI agent (with `deps`), then takes the turns: its
     instructions, capabilities, settings and its model, if it has one, are kept; tools are those given here.
     `tool_mode="json"` is for models that cannot call tools: they read of them in the prompt and answer in JSON; globs
-    such as `("ollama/*",)` give it to those models alone. `log` is in
+    such as `("ollama*",)` give it to those models alone. `log` is in
     memory unless given; with a durable one, unfinished runs of the same `name` go on at the next start
     (of one that does `take_over`). `heartbeat`, `scan`: seconds, see engine.py.
     `tools`: more tools, from anywhere. `approval_timeout`: seconds after which a question that nobody answered

@@ -25,7 +25,7 @@ def json_models(setting: str | Sequence[str]) -> JsonModels:
     given: Any = setting
     names = [given] if isinstance(given, str) else given
     if not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
-        raise TypeError("is no text: give 'native', 'json', or globs of models such as ('ollama/*',)")
+        raise TypeError("is no text: give 'native', 'json', or globs of models such as ('ollama*',)")
     globs = [part.strip() for name in names for part in name.split(",") if part.strip()]
     if globs == ["native"]:
         return ()
@@ -33,7 +33,7 @@ def json_models(setting: str | Sequence[str]) -> JsonModels:
         return ("*",)
     for glob in globs:
         if not _LIKE_A_MODEL.search(glob):
-            raise ValueError(f"{glob!r} is neither native nor json nor a glob of models such as ollama/*")
+            raise ValueError(f"{glob!r} is neither native nor json nor a glob of models such as ollama*")
     if not globs:
         raise ValueError("there is nothing in it")
     return tuple(globs)

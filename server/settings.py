@@ -63,7 +63,7 @@ class Settings(BaseSettings):
     tool_mode: Names = Field(
         default=("native",),
         description="native, json (for models that cannot call tools), or globs of the models that get json, "
-        "e.g. ollama/*,lm_studio/*",
+        "e.g. ollama*,lm_studio/*",
     )
     database_url: str = Field(
         default="", description="sqlite:////absolute/path.db, sqlite:///relative/path.db or memory:"

@@ -42,18 +42,18 @@ def test_a_setting_is_a_mode_for_all_or_the_globs_of_those_in_json(
         (
             "jsn",
             ValueError,
-            "tool_mode: 'jsn' is neither native nor json nor a glob of models such as ollama/*.",
+            "tool_mode: 'jsn' is neither native nor json nor a glob of models such as ollama*.",
         ),
         ("", ValueError, "tool_mode: there is nothing in it."),
         (
             None,
             TypeError,
-            "tool_mode: is no text: give 'native', 'json', or globs of models such as ('ollama/*',).",
+            "tool_mode: is no text: give 'native', 'json', or globs of models such as ('ollama*',).",
         ),
         (
             [1],
             TypeError,
-            "tool_mode: is no text: give 'native', 'json', or globs of models such as ('ollama/*',).",
+            "tool_mode: is no text: give 'native', 'json', or globs of models such as ('ollama*',).",
         ),
     ],
 )
@@ -75,6 +75,6 @@ def test_the_setting_is_read_and_a_slip_in_it_is_refused_with_the_cure(
         read_settings()
     assert str(caught.value) == (
         "LOOPWRIGHT_TOOL_MODE cannot be used ('Json' is neither native nor json nor a glob of models such as "
-        "ollama/*): set it to native, json (for models that cannot call tools), or globs of the models that get json, "
-        "e.g. ollama/*,lm_studio/*."
+        "ollama*): set it to native, json (for models that cannot call tools), or globs of the models that get json, "
+        "e.g. ollama*,lm_studio/*."
     )
