@@ -1,10 +1,11 @@
 """A downstream MCP server over stdio that does what none should; plain JSON-RPC, so that it starts at once.
 
-    python hostile_downstream.py [environment | junk | stubborn PIDS | parent PIDS]
+    python hostile_downstream.py [environment | junk | stubborn PIDS | parent PIDS | daemon PIDS]
 
 `environment`: prints its environment on stderr and ends. `junk`: prints 20,000 lines on stdout first.
 `stubborn`: starts a child of its own, writes both numbers to the file PIDS, and hears neither SIGTERM nor the
-end of its stdin; `parent`: ends as it should, and leaves such a child behind.
+end of its stdin; `parent`: ends as it should, and leaves such a child behind; `daemon`: so does it, in a session
+of its own and as nobody's child, as browsers and daemons are.
 
 Tools: `raw` answers with the line it is given (`@ID@` is the request's id), `long` with a line of n bytes that
 never ends, `refuse` with an error that quotes the environment, `tell` with all of it.
@@ -23,6 +24,11 @@ from typing import Any
 
 NAMES = ("raw", "long", "refuse", "tell", "pid")
 SLEEPER = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"
+DAEMON = f"""
+import subprocess as s, sys
+child = s.Popen([sys.executable, "-c", {SLEEPER!r}], start_new_session=True, stdout=s.DEVNULL, stderr=s.DEVNULL)
+print(child.pid)
+"""
 
 
 def say(text: str) -> None:
@@ -79,6 +85,9 @@ def main() -> None:
     if mode in ("stubborn", "parent"):
         child = subprocess.Popen([sys.executable, "-c", SLEEPER])
         Path(sys.argv[2]).write_text(f"{os.getpid()} {child.pid}")
+    if mode == "daemon":
+        between = subprocess.run([sys.executable, "-c", DAEMON], stdout=subprocess.PIPE, check=True)
+        Path(sys.argv[2]).write_text(f"{os.getpid()} {int(between.stdout)}")
     for line in sys.stdin:
         message = json.loads(line)
         if "id" in message and (said := answer(message)) is not None:

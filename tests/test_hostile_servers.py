@@ -7,6 +7,7 @@ import base64
 import json
 import logging
 import os
+import re
 import sys
 import time
 from collections.abc import AsyncGenerator
@@ -317,5 +318,6 @@ async def test_a_server_gets_its_arguments_and_environment_exactly_as_configured
     arguments, environment = json.loads(state.stderr.splitlines()[-1])
     inherited = {name: os.environ.get(name) for name in ("HOME", "LOGNAME", "PATH", "SHELL", "TERM", "USER")}
     environment.pop("LC_CTYPE", None)  # which Python sets for itself
+    assert re.fullmatch("[0-9a-f]{32}", environment.pop("LOOPWRIGHT_CHILD"))
     kept = {name: value for name, value in inherited.items() if value is not None}
     assert (tuple(arguments), environment) == (strange, {**kept, "A1": "b\n $D", "LOOPWRIGHT_DEPTH": "1"})

@@ -10,6 +10,7 @@ import json
 import os
 import signal
 import sys
+from functools import partial
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Final
@@ -22,6 +23,9 @@ from tests.test_hostile_servers import HOSTILE, runs
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="sends signals to child processes")
 
+ON_LINUX: Final = partial(
+    pytest.param, marks=pytest.mark.skipif(sys.platform != "linux", reason="reads what only Linux tells")
+)
 STOPS: Final = int(os.environ.get("TEST_STOPS", "4"))
 AT_ONCE: Final = 2
 CODES: Final = {
@@ -84,9 +88,12 @@ async def test_however_often_and_however_it_is_stopped_no_process_is_left(tmp_pa
 
 @requirement("downstream:processes")
 @pytest.mark.parametrize("how", ["EOF", "SIGTERM", "SIGKILL"])
-async def test_a_child_that_a_tool_server_leaves_behind_is_ended_too(how: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("server", ["parent", ON_LINUX("daemon")])
+async def test_a_child_that_a_tool_server_leaves_behind_is_ended_too(
+    server: str, how: str, tmp_path: Path
+) -> None:
     async with asyncio.timeout(60):
-        await once(tmp_path / "home", "stdio", how, "parent")
+        await once(tmp_path / "home", "stdio", how, server)
 
 
 @requirement("downstream:processes")

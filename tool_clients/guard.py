@@ -9,22 +9,24 @@ import subprocess
 import sys
 from pathlib import Path
 
+from . import kin
+from .kin import Kin
+
 logger = logging.getLogger("loopwright.tools")
 
-_PROGRAM = Path(__file__).with_name("watchdog.py")
+_PROGRAM = Path(kin.__file__)
 _CLOSE_TIMEOUT = 5.0
 GRACE = 1.5
 """Seconds that a server has to end after its stdin did; then SIGTERM, and as long again until SIGKILL."""
 
 
 class Guard:
-    """A helper process (`watchdog.py`) that ends our servers' process groups when we are killed.
+    """A helper process (`kin.py`) that ends our servers and what they brought forth when we are killed.
 
     It holds the reading end of a pipe whose writing end only we have: the system closes that also for a
-    process that ends by SIGKILL. A server is started exactly as configured and knows nothing of it; whole
-    process groups are ended, since launchers (`npx`, `uvx`) start the real server as their child. On Windows
-    a job object of the SDK does the same, and nothing is started here. `grace`: how long we ourselves wait for
-    a server that we stop.
+    process that ends by SIGKILL. A server is started exactly as configured, as our own child; all of its kin is
+    ended, since launchers (`npx`, `uvx`) start the real server as their child. On Windows a job object of the SDK
+    does the same, and nothing is started here. `grace`: how long we ourselves wait for a server that we stop.
     """
 
     def __init__(self) -> None:
@@ -75,11 +77,11 @@ class Guard:
                 self._process.kill()
                 self._process.wait()
 
-    def watch(self, group: int) -> None:
-        self._say(f"+{group}\n")
+    def watch(self, server: Kin) -> None:
+        self._say(f"+{server.group} {server.mark}\n")
 
-    def forget(self, group: int) -> None:
-        self._say(f"-{group}\n")
+    def forget(self, server: Kin) -> None:
+        self._say(f"-{server.group}\n")
 
     def _say(self, line: str) -> None:
         if self._process is None or self._process.stdin is None or self._process.stdin.closed:

@@ -6,16 +6,15 @@ call then waits for its time limit), and logs each with a traceback.
 
 from __future__ import annotations
 
+import secrets
 import sys
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any, TextIO
 
 import anyio
-from anyio.abc import Process
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 from mcp.client.stdio import get_default_environment
-from mcp.os.posix.utilities import terminate_posix_process_tree
 from mcp.os.win32.utilities import (
     ServerProcess,
     close_process_job,
@@ -36,6 +35,7 @@ from mcp_types import (
 from .config import Stdio
 from .depth import depth_for_a_child
 from .guard import Guard
+from .kin import MARK_VARIABLE, Kin, end
 from .messages import (
     MAX_MESSAGE_BYTES,
     TOO_LARGE,
@@ -65,7 +65,9 @@ async def open_stdio(
 
     `on_junk` is told each line that is no message; what the `sieve` holds back is read and forgotten.
     """
-    process = await _start(transport, errlog)
+    mark = secrets.token_hex(16)
+    process = await _start(transport, errlog, mark)
+    kin = Kin(process.pid, mark)  # the group has its leader's number
     # No await from here to the task group: a cancellation in between would leave the process behind.
     errlog.close()
     incoming, read = anyio.create_memory_object_stream[_Incoming](0)
@@ -83,7 +85,7 @@ async def open_stdio(
         finally:
             flushed.set()
 
-    with _guarded(process, guard):
+    with _guarded(kin, guard):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(lines.receive)
             tasks.start_soon(send)
@@ -95,19 +97,19 @@ async def open_stdio(
                     write.close()
                     with anyio.move_on_after(_FLUSH_TIME):
                         await flushed.wait()
-                    await _stop(process, guard.grace)
+                    await _stop(process, kin, guard.grace)
                     for stream in (read, write, incoming, outgoing):
                         await stream.aclose()
                 tasks.cancel_scope.cancel()
 
 
 @contextmanager
-def _guarded(process: ServerProcess, guard: Guard) -> Iterator[None]:
-    guard.watch(process.pid)  # the group has its leader's number
+def _guarded(kin: Kin, guard: Guard) -> Iterator[None]:
+    guard.watch(kin)
     try:
         yield
     finally:
-        guard.forget(process.pid)
+        guard.forget(kin)
 
 
 class _Lines:
@@ -194,8 +196,9 @@ class _Lines:
         await self._incoming.send(SessionMessage(message))
 
 
-async def _start(transport: Stdio, errlog: TextIO) -> ServerProcess:
-    env = get_default_environment() | depth_for_a_child() | dict(transport.env)
+async def _start(transport: Stdio, errlog: TextIO, mark: str) -> ServerProcess:
+    ours = depth_for_a_child() | {MARK_VARIABLE: mark}
+    env = get_default_environment() | ours | dict(transport.env)
     process: ServerProcess
     if sys.platform == "win32":
         command = await anyio.to_thread.run_sync(get_windows_executable_command, transport.command)
@@ -208,17 +211,15 @@ async def _start(transport: Stdio, errlog: TextIO) -> ServerProcess:
     return process
 
 
-async def _stop(process: ServerProcess, grace: float) -> None:
-    """Close stdin, wait, then end the whole group, also what the server has left behind in it
+async def _stop(process: ServerProcess, kin: Kin, grace: float) -> None:
+    """Close stdin, wait, then end all that the server has brought forth and left behind
     (https://modelcontextprotocol.io/specification/2025-11-25/basic/lifecycle#shutdown)."""
     assert process.stdin is not None and process.stdout is not None
     with suppress(*_GONE):
         await process.stdin.aclose()
     gone = await _exited(process, grace)
-    if sys.platform != "win32":
-        assert isinstance(process, Process)
-        await terminate_posix_process_tree(process, grace)
-    elif not gone:  # what it has left behind ends with its job, below
+    await anyio.to_thread.run_sync(end, [kin], grace)
+    if sys.platform == "win32" and not gone:  # what it has left behind ends with its job, below
         await terminate_windows_process_tree(process)
     await _exited(process, _REAP_TIME)
     close_process_job(process)
