@@ -7,7 +7,6 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import TypeAlias, TypedDict
 
-from executor.text import cut
 from executor.tools import Tool
 
 from .errors import ToolsetError
@@ -75,7 +74,7 @@ def check_patterns(names: Iterable[str], marks: Marks) -> None:
 def fitting_none(names: Sequence[str], meant: Mapping[str, Sequence[str]]) -> list[str]:
     """A sentence (without its full stop) on each pattern, by the key it stands under, that fits no name."""
     return [
-        f"{key} names {pattern!r}, and no tool is called so: there are {cut(', '.join(names), 500) or 'none'}"
+        f"{key} names {pattern!r}, and no tool is called so: there are {', '.join(names)[:500] or 'none'}"
         for key, given in meant.items()
         for pattern in given
         if not any(fnmatchcase(name, pattern) for name in names)
