@@ -93,7 +93,9 @@ async def pydantic_ai(tool: Tool, folder: Path) -> AsyncIterator[Run]:
 async def pydantic_ai_plain(tool: Tool, folder: Path) -> AsyncIterator[Run]:
     from executor.openai_chat import openai_chat_model
 
-    yield _agent_run(openai_chat_model(MODEL), tool, timeout=600)  # our client leaves no limit to a default
+    model = openai_chat_model(MODEL)
+    yield _agent_run(model, tool, timeout=600)  # our client leaves no limit to a default
+    await model.client.close()
 
 
 @asynccontextmanager
@@ -103,12 +105,16 @@ async def pydantic_ai_litellm(tool: Tool, folder: Path) -> AsyncIterator[Run]:
     yield _agent_run(litellm_voice(load(), f"openai/{MODEL}").model, tool)
 
 
-def _agent_run(model: Any, tool: Tool, **settings: Any) -> Run:
+def _agent_run(model: Any, tool: Tool, timeout: float | None = None) -> Run:
     from pydantic_ai import Agent
     from pydantic_ai.settings import ModelSettings
     from pydantic_ai.usage import UsageLimits
 
-    agent: Agent[None, str] = Agent(model, system_prompt=SYSTEM, model_settings=ModelSettings(**settings))
+    agent: Agent[None, str] = Agent(
+        model,
+        system_prompt=SYSTEM,
+        model_settings=None if timeout is None else ModelSettings(timeout=timeout),
+    )
     agent.tool_plain(tool.lookup)
     unlimited = UsageLimits(request_limit=None)
     sessions: dict[str, list[Any]] = {}
