@@ -40,7 +40,6 @@ from pydantic_core import ErrorDetails
 from executor.fields import no_such_field
 from executor.model_names import SCRIPTED
 from executor.outcomes import Slot, Thought
-from executor.output_tool import output_tool
 from executor.think import Ask, ModelFailure, Transient
 
 if TYPE_CHECKING:
@@ -236,6 +235,7 @@ def _thought(answer: ScriptedTurn, ask: Ask) -> Thought:
     from pydantic_ai.usage import RequestUsage
 
     from executor.answers import thought
+    from executor.output_tool import output_tool
 
     response = ModelResponse(
         parts=[

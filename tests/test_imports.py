@@ -118,3 +118,15 @@ def test_a_library_user_loads_no_web_no_mcp_and_no_model_package() -> None:
     loaded = set(done.stdout.split())
     assert "executor" in loaded
     assert loaded.intersection(HEAVY) == set()
+
+
+def test_a_server_that_starts_loads_only_what_answers_its_first_request() -> None:
+    """Each of these takes some ms, and an assistant waits for `initialize`."""
+    later = {"jsonschema", "referencing", "regex", "yaml", "litellm", "openai", "pydantic_ai"}
+    code = "import sys, server.cli, server.stdio, server.serving; print(*{name.partition('.')[0] for name in sys.modules})"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
+    )
+    loaded = set(done.stdout.split())
+    assert "server" in loaded
+    assert loaded & later == set()
