@@ -135,6 +135,7 @@ REQUIREMENTS: Final[dict[str, tuple[str, str]]] = {
     "downstream:oauth:machine": ("Client credentials need no person", "5 §9"),
     "downstream:oauth:secret": ("No token is logged, told or stored but in its own file", "5 §9"),
     "downstream:names": ("Every tool is offered, under a name of its own that nothing but its server and itself decide", "5 §5"),
+    "downstream:lists": ("A list of tools is read within limits, and what is beyond them is named", "5 §2"),
     "downstream:content": ("The model reads all of a result that it can use, within bounds; the record keeps every part", "5 §6"),
     "downstream:in-flight": ("A call under way ends once: at its limit, its server's end or a cancel, told to its server", "5 §1"),
     "downstream:refusals": ("A refused call is an observation at once; no redirect is followed with what is for the server alone", "5 §2"),

@@ -24,7 +24,7 @@ from .config import Http, Server, Stdio
 from .guard import Guard
 from .hiding import Secrets
 from .last_words import last_words
-from .listing import Listing, list_tools
+from .listing import Listing, few, list_tools
 from .secrets import secrets_of
 from .wire import SESSION_ENDED, Wire
 
@@ -218,7 +218,7 @@ class Connection:
         async with asyncio.timeout(LIST_TIMEOUT):
             listing = await list_tools(client)
         self.answer_ms = _milliseconds_since(began)
-        self.listing = Listing(listing.tools, (*wire.notes, *listing.notes))
+        self.listing = Listing(listing.tools, few([*wire.notes, *listing.notes]))
         self._on_listing()
 
     def _set_up(self, client: Client) -> None:

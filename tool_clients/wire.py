@@ -30,7 +30,7 @@ from .config import Http, Stdio, Transport
 from .guard import Guard
 from .hiding import Secrets
 from .http_bodies import asked_by, watch_body
-from .listing import MAX_TOOLS, is_too_large
+from .listing import MAX_TOOLS, is_too_large, named
 from .listing import TOO_LARGE as SCHEMA_TOO_LARGE
 from .messages import MAX_MESSAGE_BYTES, TOO_LARGE, unreadable
 from .sieve import Sieve
@@ -152,7 +152,7 @@ class Wire(AbstractAsyncContextManager[_SDK_STREAMS]):
         if isinstance(tool, dict):
             tool.pop("outputSchema", None)
             if is_too_large(tool.get("inputSchema")):
-                self.notes.append(f"tool {tool.get('name')!r}: {SCHEMA_TOO_LARGE}")
+                self.notes.append(f"{named(tool.get('name'))}: {SCHEMA_TOO_LARGE}")
                 return False
         try:
             validate_server_result("tools/list", self.protocol_version, {**result, "tools": [tool]})
@@ -163,7 +163,9 @@ class Wire(AbstractAsyncContextManager[_SDK_STREAMS]):
             if tool_errors:
                 name = tool.get("name") if isinstance(tool, dict) else None
                 where = ".".join(str(part) for part in tool_errors[0]["loc"][2:])
-                self.notes.append(f"tool {name!r} is malformed ({where}: {tool_errors[0]['msg']})")
+                self.notes.append(
+                    f"{named(name)} is malformed ({where[:100]}: {tool_errors[0]['msg'][:200]})"
+                )
                 return False
         return True
 
