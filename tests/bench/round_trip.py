@@ -12,12 +12,13 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager
+from pathlib import Path
 from typing import Any, Final
 
 import mcp
 from mcp import StdioServerParameters
 
-from tests.bench.child import ROOT, Child, environment
+from tests.bench.child import Child, environment
 from tests.bench.figures import Figure, figure, ratios
 from tests.bench.model_server import plan
 from tests.bench.setting import Setting
@@ -33,10 +34,12 @@ def run(setting: Setting) -> list[Figure]:
     """The table of item 5."""
     env = environment(setting.folder, setting.model_url, LOOPWRIGHT_MODEL="openai-chat:gpt-4o")
     rounds = setting.rounds(4, 30)
-    with _serving(env) as url, Child("tests.bench.bare_server", "http", env=env) as bare:
+    with _serving(env, setting.folder) as url, Child("tests.bench.bare_server", "http", env=env) as bare:
         over_http = asyncio.run(_clients(url, f"{bare.hello}/mcp", rounds))
-    over_stdio = asyncio.run(_clients(_stdio(LOOPWRIGHT, env), _stdio(BARE, env), rounds))
-    by_line = _lines(env, rounds)
+    over_stdio = asyncio.run(
+        _clients(_stdio(LOOPWRIGHT, env, setting.folder), _stdio(BARE, env, setting.folder), rounds)
+    )
+    by_line = _lines(env, setting.folder, rounds)
     return [
         *_told("stdio", over_stdio),
         *_told("HTTP", over_http),
@@ -78,14 +81,16 @@ async def _batch(call: Call) -> float:
     return (time.perf_counter() - began) / BATCH * 1000
 
 
-def _stdio(command: tuple[str, ...], env: dict[str, str]) -> StdioServerParameters:
-    return StdioServerParameters(command=sys.executable, args=list(command), env=env, cwd=str(ROOT))
+def _stdio(command: tuple[str, ...], env: dict[str, str], folder: Path) -> StdioServerParameters:
+    return StdioServerParameters(command=sys.executable, args=list(command), env=env, cwd=str(folder))
 
 
 @contextmanager
-def _serving(env: dict[str, str]) -> Iterator[str]:
+def _serving(env: dict[str, str], folder: Path) -> Iterator[str]:
     """`loopwright serve`; the URL of its MCP door."""
-    process = subprocess.Popen([sys.executable, *SERVE], cwd=ROOT, env=env, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, *SERVE], cwd=folder, env=env, stderr=subprocess.PIPE, text=True
+    )
     assert process.stderr is not None
     try:
         said = ""
@@ -100,8 +105,8 @@ def _serving(env: dict[str, str]) -> Iterator[str]:
         process.communicate()
 
 
-def _lines(env: dict[str, str], rounds: int) -> tuple[list[float], list[float]]:
-    with Talk(*LOOPWRIGHT, env=env) as us, Talk(*BARE, env=env) as them:
+def _lines(env: dict[str, str], folder: Path, rounds: int) -> tuple[list[float], list[float]]:
+    with Talk(*LOOPWRIGHT, env=env, folder=folder) as us, Talk(*BARE, env=env, folder=folder) as them:
         task = {"name": "execute_task", "arguments": {"prompt": plan(3)}}
         finished = us.ask("tools/call", task)["result"]["structuredContent"]
         found = {"execution_id": finished["execution_id"]}

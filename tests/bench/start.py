@@ -24,11 +24,11 @@ def run(setting: Setting) -> list[Figure]:
     """The table of item 4."""
     rounds = setting.rounds(3, 15)
     env = environment(setting.folder, setting.model_url)
-    _spawn(LOOPWRIGHT, env), _spawn(BARE, env)  # makes the database, warms the file cache
+    _spawn(LOOPWRIGHT, setting), _spawn(BARE, setting)  # makes the database, warms the file cache
     ours, bare, memory = [], [], []
     for _ in range(rounds):
-        bare.append(_spawn(BARE, env)[0])
-        seconds, kb = _spawn(LOOPWRIGHT, env)
+        bare.append(_spawn(BARE, setting)[0])
+        seconds, kb = _spawn(LOOPWRIGHT, setting)
         ours.append(seconds)
         memory.append(kb / 1024)
     return [
@@ -36,32 +36,37 @@ def run(setting: Setting) -> list[Figure]:
         figure("loopwright stdio: the same", [s * 1000 for s in ours], "ms"),
         ratios("loopwright / bare", ours, bare, target=1.15),
         figure("loopwright stdio: memory idle", memory, "MB", target=110),
-        *_first_events(rounds, env),
+        *_first_events(rounds, setting),
         *_blocked(setting, env),
     ]
 
 
-def _spawn(command: tuple[str, ...], env: dict[str, str]) -> tuple[float, float]:
-    with Talk(*command, env=env) as talk:
+def _spawn(command: tuple[str, ...], setting: Setting) -> tuple[float, float]:
+    with _talk(command, setting) as talk:
         time.sleep(SETTLED)
         return talk.seconds, resident_kb(talk.process.pid)
 
 
-def _first_events(rounds: int, env: dict[str, str]) -> list[Figure]:
+def _talk(command: tuple[str, ...], setting: Setting) -> Talk:
+    env = environment(setting.folder, setting.model_url)
+    return Talk(*command, env=env, folder=setting.folder)
+
+
+def _first_events(rounds: int, setting: Setting) -> list[Figure]:
     found: dict[str, list[float]] = {model: [] for model in MODELS}
     for _ in range(max(2, rounds // 2)):
         for model, seconds in found.items():
-            seconds.append(_first_event(model, env))
+            seconds.append(_first_event(model, setting))
     return [
         figure(f"spawn to the first event of execute_task, {kind}", found[model], "s", target=1.5)
         for model, kind in MODELS.items()
     ]
 
 
-def _first_event(model: str, env: dict[str, str]) -> float:
+def _first_event(model: str, setting: Setting) -> float:
     """Seconds from the spawn to the first progress that tells of an event on record."""
     task = {"prompt": plan(1), "model": model}
-    with Talk(*LOOPWRIGHT, env=env) as talk:
+    with _talk(LOOPWRIGHT, setting) as talk:
         meta = {"progressToken": "bench"}
         talk.tell("tools/call", {"name": "execute_task", "arguments": task, "_meta": meta})
         while not _is_event(talk.hear()):

@@ -7,9 +7,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Final, Self
-
-from tests.bench.child import ROOT
 
 LOOPWRIGHT: Final = ("-P", "-c", "import sys; from server.cli import main; sys.exit(main())", "stdio")
 BARE: Final = ("-m", "tests.bench.bare_server")
@@ -22,13 +21,16 @@ INITIALIZE: Final = {
 
 
 class Talk:
-    """The process, and the seconds it took until it had answered `initialize`."""
+    """The process, and the seconds it took until it had answered `initialize`.
 
-    def __init__(self, *arguments: str, env: Mapping[str, str]) -> None:
+    It runs in `folder`, where there is no `mcp.json`: it starts no servers of its own.
+    """
+
+    def __init__(self, *arguments: str, env: Mapping[str, str], folder: Path) -> None:
         self._began = time.perf_counter()
         self.process = subprocess.Popen(
             [sys.executable, *arguments],
-            cwd=ROOT,
+            cwd=folder,
             env=env,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
