@@ -20,7 +20,7 @@ from executor.text import clean_json
 from executor.think import Ask
 from executor.tools import Tool
 
-_NOT_REPLAYED = frozenset(
+_NOT_REPLAYED = dict.fromkeys(
     (
         "usage",
         "timestamp",
@@ -30,7 +30,8 @@ _NOT_REPLAYED = frozenset(
         "metadata",
         "workspace_ref",
         "provider_url",  # may hold a password
-    )
+    ),
+    True,
 )
 """Fields of a stored answer that no later request is made from."""
 _TOLD_ELSEWHERE = frozenset(("finish_reason", "timestamp"))
@@ -146,8 +147,9 @@ def _complaints(call: Call, asked: tuple[Call, ...], output: OutputTool) -> list
 def _message(response: ModelResponse) -> dict[str, Any]:
     """The answer as it is stored: encodable JSON without what no later request needs."""
     response = replace(response, parts=[_storable(part) for part in response.parts])
-    dumped = RESPONSE.dump_python(response, mode="json", exclude_none=True, warnings="none")
-    message: dict[str, Any] = clean_json({k: v for k, v in dumped.items() if k not in _NOT_REPLAYED})
+    message: dict[str, Any] = clean_json(
+        RESPONSE.dump_python(response, mode="json", exclude=_NOT_REPLAYED, exclude_none=True, warnings="none")
+    )
     details = message.pop("provider_details", {})
     if kept := {key: value for key, value in details.items() if key not in _TOLD_ELSEWHERE}:
         message["provider_details"] = kept

@@ -56,6 +56,8 @@ class _Observation(ToolReturnPart):
     def model_response_str_and_user_content(
         self, *, wrap_if_error: bool = True
     ) -> tuple[str, list[UserContent]]:
+        if isinstance(self.content, str):  # as super() has it, after a long look for what is none
+            return self.content, []
         return super().model_response_str_and_user_content(wrap_if_error=False)
 
 

@@ -43,7 +43,7 @@ class _Topic:
         if self.recent and self.recent[-1].seq + 1 != entries[0].seq:
             self.forget()
         for entry in entries:
-            self.recent.append(entry._replace(private=None))
+            self.recent.append(Entry(entry.seq, entry.step_type, entry.data, None, entry.is_final))
             self.size += len(entry.data)
         while len(self.recent) > RECENT_ENTRIES or self.size > RECENT_BYTES:
             self.size -= len(self.recent.popleft().data)

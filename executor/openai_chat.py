@@ -53,10 +53,10 @@ class PlainClient(AsyncOpenAI):
         return cast("AsyncChat", _Chat(_Completions(self)))
 
     @cached_property
-    def _head(self) -> tuple[str, dict[str, str]]:
-        """Where completions are asked for, and the headers that go with every request."""
-        headers = given({**self.default_headers, **self.auth_headers})
-        return f"{str(self.base_url).rstrip('/')}/chat/completions", headers
+    def _head(self) -> _Head:
+        own = given({**self.default_headers, **self.auth_headers})
+        url = httpx2.URL(f"{str(self.base_url).rstrip('/')}/chat/completions")
+        return _Head(url, _merged(self._client.headers, own))
 
     async def complete(
         self, body: Mapping[str, Any], headers: Mapping[str, str], limits: Any
@@ -64,11 +64,16 @@ class PlainClient(AsyncOpenAI):
         """The answer to one request. Raises the SDK's own exceptions."""
         if "_head" not in vars(self):  # the SDK asks the system its name, with a program where it has to
             await asyncio.to_thread(lambda: self._head)
-        url, own = self._head
+        request = httpx2.Request(
+            "POST",
+            self._head.url,
+            headers=self._head.with_more(headers),
+            cookies=self._client.cookies,
+            content=to_json(body),
+            extensions={"timeout": httpx2.Timeout(limits).as_dict()},
+        )
         try:
-            response: httpx2.Response = await self._client.post(
-                url, content=to_json(body), headers={**own, **headers}, timeout=limits
-            )
+            response: httpx2.Response = await self._client.send(request)
         except httpx2.TimeoutException as error:
             raise APITimeoutError(request=error.request) from error
         except httpx2.HTTPError as error:
@@ -76,6 +81,29 @@ class PlainClient(AsyncOpenAI):
         if not response.is_success:
             raise self._make_status_error_from_response(response)
         return response
+
+
+class _Head:
+    """Where completions are asked for, and the headers of every request: read once, since each costs as much as sending
+    them."""
+
+    def __init__(self, url: httpx2.URL, headers: httpx2.Headers) -> None:
+        self.url = url
+        self._headers = headers
+        self._more: Mapping[str, str] = {}
+        self._merged = headers
+
+    def with_more(self, headers: Mapping[str, str]) -> httpx2.Headers:
+        """With these as well, which are mostly those of the request before."""
+        if headers != self._more:
+            self._more, self._merged = dict(headers), _merged(self._headers, headers)
+        return self._merged
+
+
+def _merged(headers: httpx2.Headers, more: Mapping[str, str]) -> httpx2.Headers:
+    merged = httpx2.Headers(headers)
+    merged.update(more)  # a name means the same however it is written
+    return merged
 
 
 class _Chat:

@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NoReturn, Protocol
 
+from pydantic_core import to_json
+
 from executor.definitions import Definition, check_schema, checked_name, definition, likely
 from executor.tools import Tool, Toolbox, ToolContext, context_parameter
 
@@ -163,14 +165,19 @@ class RegistryTools:
         self._owner = owner
         self._beside = beside
         self._said: set[str] = set()
+        self._read: tuple[Mapping[str, Registered], bytes] | None = None
+        self._own: Mapping[str, Tool] = {}
 
     async def ready(self) -> None:
         if self._beside is not None:
             await self._beside.ready()
 
     def tools(self) -> Mapping[str, Tool]:
-        own = registered_tools(self._owner.tool_registry, self._owner.tool_schemas, refuse=self._say)
-        return own if self._beside is None else {**self._beside.tools(), **own}
+        registry, schemas = self._owner.tool_registry, self._owner.tool_schemas
+        if self._read is None or not _unchanged(*self._read, registry, schemas):
+            self._own = registered_tools(registry, schemas, refuse=self._say)
+            self._read = _noted(registry, schemas)
+        return self._own if self._beside is None else {**self._beside.tools(), **self._own}
 
     def _say(self, fault: Exception) -> None:
         if (text := str(fault)) not in self._said:
@@ -179,6 +186,29 @@ class RegistryTools:
 
     def connecting(self) -> bool:
         return self._beside is not None and self._beside.connecting()
+
+
+def _noted(
+    registry: Mapping[str, Registered], schemas: Sequence[Mapping[str, Any]]
+) -> tuple[Mapping[str, Registered], bytes] | None:
+    """Both as they are now, to see a change by; None: no change of these could be seen."""
+    try:
+        return dict(registry), to_json(schemas)
+    except (TypeError, ValueError):  # no mapping, or no JSON
+        return None
+
+
+def _unchanged(
+    noted: Mapping[str, Registered],
+    written: bytes,
+    registry: Mapping[str, Registered],
+    schemas: Sequence[Mapping[str, Any]],
+) -> bool:
+    """Whether both are as they were noted: reading them again takes several times as long as looking."""
+    now = _noted(registry, schemas)
+    if now is None or now[1] != written or list(now[0]) != list(noted):
+        return False
+    return all(now[0][name] is target for name, target in noted.items())
 
 
 async def _call(function: Callable[..., Any], arguments: dict[str, Any], context: ToolContext) -> Any:

@@ -210,6 +210,25 @@ async def test_a_registry_that_is_swapped_for_nothing_leaves_a_run_without_tools
         assert "tools" not in fake.bodies[0]
 
 
+@requirement("execute:registry-swap")
+async def test_a_registry_that_is_changed_in_place_is_seen_at_the_next_turn() -> None:
+    async def changing(city: str) -> str:
+        definitions[0]["function"]["description"] = "Says it anew."
+        tools["forecast"] = weather
+        definitions.append(definition("forecast", city="string"))
+        return city
+
+    tools: dict[str, Any] = {"weather": changing}
+    definitions = [definition("weather", city="string")]
+    script = [Answer(calls=[Call("weather", {"city": "Lyon"})]), Answer(text="Warm."), Answer(text="Cold.")]
+    async with running(script, tools, schemas=definitions) as (made, fake):
+        await run(made)
+        await run(made)
+        told = [[tool["function"] for tool in body["tools"]] for body in fake.bodies]
+    assert [[tool["name"] for tool in one] for one in told] == [["weather"]] * 2 + [["weather", "forecast"]]
+    assert [one[0]["description"] for one in told][1:] == ["Says it anew."] * 2
+
+
 # ── names and definitions ────────────────────────────────────────────────────────────────────────────
 
 
