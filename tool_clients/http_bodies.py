@@ -74,15 +74,22 @@ def _asked(request: httpx2.Request) -> dict[str, Any]:
 
 
 def _refusal(response: httpx2.Response) -> str | None:
-    """What the status of a refused tool call says, for a body that does not: the SDK has the same words for all.
+    """What the status of a refused request says, for a body that does not: the SDK has the same words for all.
 
-    In a session a 404 is its end, and for other requests statuses tell the SDK which era a server is of.
+    In a session a 404 is its end, and at the first request the status tells the SDK which era a server is of.
     """
+    method = _asked(response.request).get("method")
     ended = response.status_code == 404 and "mcp-session-id" in response.request.headers
-    if response.status_code < 400 or ended or _asked(response.request).get("method") != "tools/call":
+    if response.status_code < 400 or ended or method not in ("initialize", "tools/list", "tools/call"):
         return None
     said = f"the server answered {response.status_code} {response.reason_phrase}".rstrip()
-    return f"{said}: see what mcp.json gives it to log in with" if response.status_code == 401 else said
+    match response.status_code:
+        case 401 | 403:
+            return f"{said}: see what mcp.json gives it to log in with"
+        case 404 | 405 if method == "initialize":
+            return f"{said}: is the path of its url right? Most end in /mcp"
+        case _:
+            return said
 
 
 def _with_an_id(body: bytes) -> bytes:
