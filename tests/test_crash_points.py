@@ -17,7 +17,7 @@ from executor.schema import Execution
 from tests.requirements import requirement
 from tests.scripted_mind import Script
 
-KINDS = {
+KINDS: dict[str, dict[str, Any]] = {
     "plain": {},
     "safe": {"read_only": True},
     "ordered": {"sequential": True, "idempotent": True},

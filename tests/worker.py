@@ -92,7 +92,7 @@ def tools(tally: Tally, gate: Path, seconds: float) -> Mapping[str, Tool]:
         os.kill(os.getpid(), getattr(signal, "SIGKILL", signal.SIGTERM))
         return "still here"
 
-    def tool(name: str, call: ToolCall, **marks: bool) -> Tool:
+    def tool(name: str, call: ToolCall, **marks: Any) -> Tool:
         async def counted(arguments: dict[str, Any], context: ToolContext) -> str:
             tally.add(name, context)
             return await call(arguments, context)
