@@ -25,6 +25,7 @@ from executor.stores import log_for
 from executor.think import ModelFailure
 from tool_clients.config import Config, ConfigError, find_config, read_config
 from tool_clients.depth import depth_here
+from tool_clients.detached import detached
 from tool_clients.mcp_tools import McpTools
 
 from .notices import key_cure, notices
@@ -211,7 +212,7 @@ async def opened(
     settings: Settings, *, take_over: bool = True, own_url: str | None = None
 ) -> AsyncIterator[Parts]:
     """What `composed` gives, at work. Raises `SettingsError`, and `LoopwrightError` for a database at fault."""
-    parts = await asyncio.to_thread(composed, settings, take_over=take_over, own_url=own_url)
+    parts = await detached(partial(composed, settings, take_over=take_over, own_url=own_url))
     async with parts.running():
         yield parts
 

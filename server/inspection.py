@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
+from tool_clients.detached import detached
 from tool_clients.mcp_tools import McpTools
 
 from .compose import VERSION, tool_config, tools_status
 from .console import give, printable, say, shortened, table
+from .descriptors import stdout_for_results
 from .notices import no_tools
 from .own_tools import OwnTools
 from .reloading import reload_everywhere
@@ -25,11 +28,12 @@ async def show_tools(settings: Settings, *, as_json: bool = False) -> int:
     config = await asyncio.to_thread(tool_config, settings)
     if not settings.toolsets and (line := await asyncio.to_thread(no_tools, config)) is not None:
         say(line)
-    own_tools = await asyncio.to_thread(OwnTools.load, settings.toolsets)
     tools = McpTools(config, default_timeout=settings.tool_timeout, version=VERSION)
-    async with own_tools.opened(), tools:
-        await tools.ready()
-        status = tools_status(tools, own_tools)
+    with stdout_for_results():
+        own_tools = await detached(partial(OwnTools.load, settings.toolsets))
+        async with own_tools.opened(), tools:
+            await tools.ready()
+            status = tools_status(tools, own_tools)
     if as_json:
         give(json.dumps({"config": None if config.path is None else str(config.path), **status}, indent=2))
     else:

@@ -14,9 +14,9 @@ import filelock
 from mcp.shared.auth import AuthorizationCodeResult
 
 from executor.errors import LoopwrightError
-from tool_clients.access import detached
 from tool_clients.authorization import authorize
 from tool_clients.config import Http, Server
+from tool_clients.detached import detached
 from tool_clients.logins import Login, Place, logins_folder, place_of, places_of
 from tool_clients.oauth import Unauthorized
 from tool_clients.renewal import revoked

@@ -23,12 +23,10 @@ from typing import BinaryIO, Final, Self, cast
 import anyio
 from mcp.server.stdio import stdio_server
 
+from .descriptors import like_stderr, point
 from .mcp_lines import Unreadable, message
 from .mcp_server import McpDoor
 from .signals import STOP_SIGNALS
-
-if sys.platform == "win32":
-    from mcp.os.win32.utilities import rebind_std_handle_to_fd
 
 log = logging.getLogger("loopwright.server")
 
@@ -57,20 +55,9 @@ def take_wire() -> Wire:
     """
     sys.stdout.flush()
     wire = Wire(os.dup(0), os.fdopen(os.dup(1), "wb"))
-    _point(0, os.open(os.devnull, os.O_RDONLY))
-    try:
-        elsewhere = os.dup(2)
-    except OSError:  # started without a stderr
-        elsewhere = os.open(os.devnull, os.O_WRONLY)
-    _point(1, elsewhere)
+    point(0, os.open(os.devnull, os.O_RDONLY))
+    point(1, like_stderr())
     return wire
-
-
-def _point(fd: int, at: int) -> None:
-    os.dup2(at, fd)
-    os.close(at)
-    if sys.platform == "win32":
-        rebind_std_handle_to_fd(fd)  # what child processes inherit there
 
 
 class Ending:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -12,6 +11,7 @@ from typing import Any, Self
 
 from executor.registry import check_registered, registered_tools
 from executor.tools import Tool
+from tool_clients.detached import detached
 from tool_clients.errors import ToolsetError
 from tool_clients.toolset import Toolset
 
@@ -44,9 +44,9 @@ class Source:
     async def _made(self) -> Any:
         """What the factory gives; a plain one is called in a thread, as a plain tool is."""
         try:
-            made = await asyncio.to_thread(self.value)
+            made = await detached(self.value)
             return await made if inspect.isawaitable(made) else made
-        except Exception as error:  # the user's own code may raise anything
+        except (Exception, SystemExit) as error:  # the user's own code may raise anything
             raise self.refused(f"{type(error).__name__}: {error}", "factory_failed") from error
 
     def refused(self, why: str, code: str) -> SettingsError:

@@ -12,6 +12,7 @@ from executor.schema import AgenticStepEvent, Execution, TaskRequest
 from .asking import Keyboard, Questions, someone_there
 from .compose import opened
 from .console import end_line, give, say, told
+from .descriptors import stdout_for_results
 from .mcp_progress import Story
 from .settings import Settings
 from .signals import on_hang_up, on_stop_signal
@@ -25,6 +26,18 @@ async def run_once(settings: Settings, request: TaskRequest) -> int:
 
     A signal, or the end of the terminal, cancels the run and waits for its end; a second signal leaves at once.
     """
+    with stdout_for_results():
+        execution = await _run_once(settings, request)
+    if execution is None:
+        return CANCELLED
+    if execution.answer is not None:
+        give(execution.answer)
+    say(end_line(execution))
+    return exit_code(execution)
+
+
+async def _run_once(settings: Settings, request: TaskRequest) -> Execution | None:
+    """The execution at its end; None when it is not waited for."""
     async with opened(settings, take_over=False) as parts:
         for line in parts.notices:
             say(line)
@@ -32,14 +45,10 @@ async def run_once(settings: Settings, request: TaskRequest) -> int:
         run = _Run(parts.executions, asyncio.current_task(), Questions(parts.executions, ask))
         with on_stop_signal(run.stop), on_hang_up(run.stop):
             try:
-                execution = await run.to_its_end(request)
+                return await run.to_its_end(request)
             except asyncio.CancelledError:
                 say(run.left())
-                return CANCELLED
-    if execution.answer is not None:
-        give(execution.answer)
-    say(end_line(execution))
-    return exit_code(execution)
+                return None
 
 
 def exit_code(execution: Execution) -> int:

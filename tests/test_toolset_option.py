@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -27,6 +28,8 @@ from tests.requirements import requirement
 
 TOOLS = '''
 import asyncio
+import subprocess
+import threading
 from contextlib import asynccontextmanager
 from pathlib import Path
 from google.adk.tools.function_tool import FunctionTool
@@ -56,6 +59,29 @@ NUMBER = 7
 BAD_NAME = {"no name": price}
 TWICE = [price, price]
 CLOSED = Path("closed")
+ROUND: list = [price]
+ROUND.append(ROUND)
+
+def ends():
+    raise SystemExit(4)
+
+class Ending:
+    async def __aenter__(self):
+        raise SystemExit(3)
+    async def __aexit__(self, *_):
+        raise AssertionError
+
+def hangs():
+    print("now it hangs", flush=True)
+    threading.Event().wait()
+
+def speaks() -> str:
+    """Speaks where only results belong."""
+    print("a word of Python's")
+    subprocess.run(["echo", "a word of a child's"], check=True)
+    return "spoken"
+
+SPEAKING = [speaks]
 
 @asynccontextmanager
 async def connected():
@@ -136,7 +162,7 @@ async def test_a_run_uses_the_tools_and_leaves_them_at_its_end(
     async with asyncio.timeout(PATIENCE):
         code = await run_once(settings("own_shop:connected"), TaskRequest(prompt="What is a nut?"))
     out, err = capsys.readouterr()
-    assert (code, out.splitlines()[-1]) == (0, "nut: 2 euros")
+    assert (code, out) == (0, "nut: 2 euros\n")
     assert "the agent has no tools" not in err
     assert await asyncio.to_thread((tmp_path / "closed").read_text) == "closed"
 
@@ -181,7 +207,7 @@ async def test_loopwright_tools_shows_them_as_a_table_and_as_json(capsys: pytest
         shown = capsys.readouterr().out
         assert await show_tools(used, as_json=True) == 0
         told = capsys.readouterr().out
-    status = json.loads(told[told.index("{") :])
+    status = json.loads(told)  # and nothing of what the module says
     assert {server["name"]: server["tools"] for server in status["servers"]} == {
         "own_shop:PLAIN": ["price", "order"],
         "own_shop:REGISTRY": ["cost", "buy"],
@@ -271,6 +297,13 @@ async def test_a_server_that_stops_and_starts_again_opens_them_again() -> None:
         ),
         ("own_shop:BAD_NAME", "invalid_schema", "has the name 'no name': providers take 1 to 64 of"),
         ("own_shop:TWICE", "name_clash", "own_shop:TWICE: two tools have one name, 'price'"),
+        ("own_shop:ends", "factory_failed", "own_shop:ends: SystemExit: 4"),
+        (
+            "own_shop:Ending",
+            "not_opened",
+            "cannot be opened: RuntimeError: it tried to end the process (SystemExit)",
+        ),
+        ("own_shop:ROUND", "unknown_kind", "own_shop:ROUND: a list or registry of tools holds itself."),
         ("own_shop:fails", "factory_failed", "own_shop:fails: OSError: no line to the shop"),
     ],
 )
@@ -312,3 +345,31 @@ async def test_what_a_toolsets_module_prints_is_not_on_stdout(tmp_path: Path) ->
         code = await child.ended()
         out = await child.output()
     assert (code, out) == (2, "")
+
+
+@requirement("tools:option")
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no echo")
+async def test_what_a_tool_or_its_child_prints_is_not_taken_for_the_answer(tmp_path: Path) -> None:
+    script = tmp_path / "speaking.yaml"
+    await asyncio.to_thread(script.write_text, "- calls: [{name: speaks}]\n- text: done\n")
+    arguments = ("run", "Speak.", "--model", "scripted:speaking.yaml", "--toolset", "own_shop:SPEAKING")
+    async with loopwright(*arguments, cwd=tmp_path) as child:
+        assert await child.ended() == 0
+        assert await child.output() == "done\n"
+    assert {"a word of Python's", "a word of a child's"} <= set(child.said)
+
+
+@requirement("tools:option")
+@pytest.mark.skipif(sys.platform == "win32", reason="sends a POSIX signal")
+@pytest.mark.parametrize("command", [["tools"], ["run", "x", "--ephemeral"], ["serve", "--port", "0"]])
+async def test_a_factory_that_hangs_is_ended_by_ctrl_c(command: list[str], tmp_path: Path) -> None:
+    environment = {"LOOPWRIGHT_MODEL": f"scripted:{tmp_path / 'script.yaml'}", "PYTHONUNBUFFERED": "1"}
+    async with loopwright(*command, "--toolset", "own_shop:hangs", cwd=tmp_path, env=environment) as child:
+        if command[0] == "serve":
+            assert child.process.stdout is not None
+            while await child.process.stdout.readline() != b"now it hangs\n":
+                pass
+        else:
+            await child.hears("^now it hangs$")
+        child.process.send_signal(signal.SIGINT)
+        assert await child.ended() == 130

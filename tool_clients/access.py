@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import shlex
-import threading
 import time
 from collections.abc import AsyncGenerator, Callable
-from concurrent.futures import Future
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 import httpx2
 from mcp.client.auth.utils import extract_field_from_www_auth
 
 from .config import Http, Server
+from .detached import detached
 from .http_bodies import answer_instead
 from .logins import Login, Place, place_of
 from .renewal import Unrenewed, renewed
@@ -26,8 +25,6 @@ AT_MOST = 60.0
 """Seconds after which a server is tried again although nobody has logged in: it may need no login any more."""
 
 _SHOWN = 200
-
-T = TypeVar("T")
 
 
 class Tokens(Protocol):
@@ -206,22 +203,3 @@ def _put_on(request: httpx2.Request, token: str | None) -> None:
 
 def _origin(url: httpx2.URL) -> tuple[str, str, int | None]:
     return url.scheme, url.host, url.port
-
-
-async def detached(work: Callable[[], T]) -> T:
-    """The result of blocking work, which goes on to its end when nobody waits for it any more.
-
-    A renewed login must be stored although the call that it was renewed for was given up. Its thread is a
-    daemon: no process waits for an authorization server in order to end.
-    """
-    done: Future[T] = Future()
-    done.set_running_or_notify_cancel()
-
-    def run() -> None:
-        try:
-            done.set_result(work())
-        except BaseException as error:  # noqa: BLE001  # it is raised where the result is awaited
-            done.set_exception(error)
-
-    threading.Thread(target=run, name="loopwright login", daemon=True).start()
-    return await asyncio.wrap_future(done)

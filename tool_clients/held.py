@@ -31,9 +31,12 @@ async def held(
     leave = asyncio.Event()
 
     async def hold() -> None:
-        async with context as value:
-            entered.set_result(value)
-            await leave.wait()
+        try:
+            async with context as value:
+                entered.set_result(value)
+                await leave.wait()
+        except SystemExit as error:  # it would end the event loop, and everybody else with it
+            raise RuntimeError(f"it tried to end the process ({type(error).__name__})") from error
 
     def ended(task: asyncio.Task[None]) -> None:
         if entered.done() and not task.cancelled() and (error := task.exception()):

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import replace
+from functools import partial
 from types import TracebackType
 from typing import Any, Unpack
 
 from executor.tools import Tool
 
 from .adk_tools import State, adk_tool, is_adk_tool, is_adk_toolset, opened_adk_toolset
+from .detached import detached
 from .errors import ToolsetError
 from .held import held
 from .marks import Marks, by_name
@@ -52,9 +53,11 @@ class Toolset:
         await self._open.pop().aclose()
 
     async def _tools(self, stack: AsyncExitStack) -> dict[str, Tool]:
-        return by_name(
-            [tool for source in self._sources for tool in await self._of(source, stack)], self._marks
-        )
+        try:
+            tools = [tool for source in self._sources for tool in await self._of(source, stack)]
+        except RecursionError:
+            raise ToolsetError("unknown_kind", "a list or registry of tools holds itself.") from None
+        return by_name(tools, self._marks)
 
     async def _of(self, source: Any, stack: AsyncExitStack) -> list[Tool]:
         """The tools of one thing that we were given; what must be left again goes on the stack."""
@@ -84,7 +87,7 @@ class Toolset:
 
     async def _of_foreign(self, source: Any, stack: AsyncExitStack) -> list[Tool]:
         # In a thread: other people's code, and what it imports.
-        made = await asyncio.to_thread(self._tool_or_context, source)
+        made = await detached(partial(self._tool_or_context, source))
         if isinstance(made, Tool):
             return [made]
         try:
