@@ -259,9 +259,13 @@ def _unquoted(value: str) -> str:
 def _tokens(text: str) -> dict[str, str]:
     tokens: dict[str, str] = {}
     for position, pair in enumerate(filter(None, map(str.strip, text.split(","))), start=1):
-        name, _, token = (part.strip() for part in pair.partition(":"))
-        if not name or len(token) < 16 or not token.isascii() or any(map(str.isspace, token)):
+        name, colon, token = (part.strip() for part in pair.partition(":"))
+        if not (name and colon):
             raise ValueError(f"entry {position} is no name:token")
+        if len(token) < 16:
+            raise ValueError(f"the token of entry {position} has less than 16 characters")
+        if not token.isascii() or any(map(str.isspace, token)):
+            raise ValueError(f"the token of entry {position} has a space or a letter beyond ASCII")
         if name in tokens or token in tokens.values():
             raise ValueError(f"entry {position} repeats a name or a token")
         tokens[name] = token

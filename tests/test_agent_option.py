@@ -109,6 +109,7 @@ def test_runs_of_an_agent_are_a_profile_of_their_own() -> None:
         ("own_agents:", "'own_agents:' is not module:attribute"),
         ("own agents:helper", "'own agents:helper' is not module:attribute"),
         ("no_such_module:helper", "there is no module no_such_module: start in the folder that it is in"),
+        ("own_agents.py:helper", "name the module own_agents without .py: own_agents:helper."),
         ("own_agents.deeper:helper", "there is no module own_agents.deeper: start in"),
         (
             "own_agents:nobody",
@@ -116,7 +117,10 @@ def test_runs_of_an_agent_are_a_profile_of_their_own() -> None:
         ),
         ("own_agents:number", "own_agents:number is of type int: name a Pydantic AI agent of own_agents"),
         ("broken_agents:helper", "importing broken_agents failed: ModuleNotFoundError: No module named"),
-        ("raising_agents:helper", "importing raising_agents failed: SystemExit: no key is set"),
+        (
+            "raising_agents:helper",
+            "importing raising_agents failed: SystemExit: no key is set (raising_agents.py, line 1)",
+        ),
     ],
 )
 def test_a_name_that_is_no_agents_is_refused_in_one_line_with_its_cure(name: str, said: str) -> None:
