@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import socket
 import sys
@@ -566,7 +567,10 @@ async def test_a_server_that_forgot_the_session_gets_a_new_handshake_and_the_cal
             assert answers == ["second"] * 5
 
 
-async def test_a_server_behind_a_closed_port_is_named_and_joins_once_it_is_there() -> None:
+async def test_a_server_behind_a_closed_port_is_named_and_joins_once_it_is_there(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, logger="loopwright")
     switch = Switch(legacy=False)
     with socket.create_server(("127.0.0.1", 0)) as reserved:
         port = reserved.getsockname()[1]
@@ -584,8 +588,13 @@ async def test_a_server_behind_a_closed_port_is_named_and_joins_once_it_is_there
                 await listed.wait()
                 result = await connection.call("who", {}, meta={})
                 assert result.content == [mcp_types.TextContent(text="late")]
+                told = [line for name, _, line in caplog.record_tuples if name == "loopwright.tools"]
         finally:
             await connection.close()
+    assert told == [
+        "server h is not available: it cannot be reached: All connection attempts failed",
+        "server h is available again",
+    ]
 
 
 async def test_a_server_that_goes_away_is_not_available_until_it_is_back() -> None:

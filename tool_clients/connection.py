@@ -226,6 +226,8 @@ class Connection:
         self._was_up = True
         self.protocol_version = client.protocol_version
         self.state, self.reason = "ready", None
+        if self.first_settled.is_set():
+            logger.info("server %s is available again", self.server.name)
         self.first_settled.set()
         self._settled.set()
 
