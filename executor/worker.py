@@ -67,6 +67,7 @@ class Worker:
         self._habits = habits
         self._thinker = mind.thinker(journal.row.execution.request.model)
         self._earlier: Sequence[Chapter] | None = None
+        self._waited = False
 
     async def think(self, closing: bool, not_before: float | None) -> Thought | ThoughtFailed:
         """Ask the model for one turn, not before the Unix time `not_before`."""
@@ -74,7 +75,9 @@ class Worker:
             # a clock that was set back over a restart makes no wait longer than any that we begin
             wait = min(not_before - self._habits.clock(), MAX_RETRY_AFTER + 1)
             await asyncio.sleep(max(0.0, wait))
-        await self._mind.toolbox.ready()
+        if not self._waited:  # a run that begins or is taken over; and not again for each of its turns
+            await self._mind.toolbox.ready()
+            self._waited = True
         if self._earlier is None:
             try:
                 self._earlier = await earlier_chapters(self._log, self._journal.row)
@@ -108,6 +111,13 @@ class Worker:
         tools = allowed(self._mind.toolbox.tools(), state.request.tools)
         return tools if state.tools is None else {name: tools[name] for name in state.tools if name in tools}
 
+    def _is_on_its_way(self, name: str) -> bool:
+        """Whether a tool that the run was offered may be there soon."""
+        toolbox = self._mind.toolbox
+        return (
+            toolbox.connecting() and name not in toolbox.tools() and name in (self._journal.state.tools or ())
+        )
+
     def _failed(self, failure: ModelFailure) -> ThoughtFailed:
         retry_at = None
         asked = failure.retry_after
@@ -119,7 +129,7 @@ class Worker:
 
     async def act(self, call: Call, stop: asyncio.Future[None]) -> Observed:
         """Run one call of the turn."""
-        if self._mind.toolbox.connecting():
+        if self._is_on_its_way(call.name):
             await _ready(self._mind.toolbox, stop)
         row = self._journal.row
         execution_id = row.execution.execution_id

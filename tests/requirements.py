@@ -120,6 +120,7 @@ REQUIREMENTS: Final[dict[str, tuple[str, str]]] = {
     "downstream:patterns": ("allow, deny, read_only and idempotent act on a server's own names", "2 §3.5"),
     "downstream:failure": ("A server that is down costs its own tools only", "DESIGN §6"),
     "downstream:ready": ("Twelve servers, three of them bad, and it is ready in less than 3 s", "5 §1"),
+    "downstream:waiting": ("A run waits once for servers on their way, a call for its own only", "DESIGN §6"),
     "downstream:lost-call": ("A call in flight ends with its connection, and is never sent again", "5 §1"),
     "downstream:cancel": ("A call given up is cancelled at its server; its late answer is ignored", "5 §1"),
     "downstream:depth": ("Agents that call each other, or themselves, come to an end", "5 §4"),

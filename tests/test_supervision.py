@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import sys
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
+from typing import Any
 
+import httpx2
 import pytest
 from mcp.server.mcpserver import MCPServer
 from starlette.types import ASGIApp
 
 from executor.tools import Tool, ToolFailure
-from tests.children import Child, python
+from tests.children import Child, loopwright, python
 from tests.requirements import requirement
-from tests.test_mcp_tools import Switch, box, context, fake, listening, use
+from tests.test_mcp_tools import FAKE, Switch, box, context, fake, listening, use
 from tests.test_pushy_servers import pushy
 from tool_clients.config import Http, Server
 from tool_clients.mcp_tools import McpTools
@@ -205,3 +209,43 @@ async def _once_there(tool: Tool) -> str:
         except ToolFailure as error:
             assert "not available" in str(error)
             await asyncio.sleep(0.05)
+
+
+@requirement("downstream:ready")
+async def test_a_process_with_twelve_servers_is_ready_at_once_and_runs_a_task_while_the_bad_ones_are_away(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "model.json").write_text('[{"calls": [{"name": "fine__echo"}]}, {"text": "done"}]')
+    env = {"LOOPWRIGHT_DATABASE_URL": "memory:", "LOOPWRIGHT_MODEL": "scripted:model.json"}
+    async with asyncio.timeout(2 * SOON), counted_gate() as (port, held, opened):
+        alone = await _ready_after(tmp_path, env)
+        slow = {f"slow{number}": entry(GATE=port) for number in range(8)}
+        bad = {"mute1": entry("mute"), "mute2": entry("mute"), "dead": entry("exit")}
+        servers = {**slow, **bad, "fine": entry()}
+        (tmp_path / "mcp.json").write_text(json.dumps({"mcpServers": servers}))
+        began = time.monotonic()
+        async with loopwright("serve", "--port", "0", cwd=tmp_path, env=env) as child:
+            async with httpx2.AsyncClient(base_url=await child.url(), timeout=SOON) as http:
+                ready = await http.get("/readyz")
+                took = time.monotonic() - began
+                wanted = {"Accept": "application/json"}
+                answer = await http.post("/api/v1/agent/execute", json={"prompt": "go"}, headers=wanted)
+            assert len(held) == 8  # all are on their way, and none has got through
+            opened.set()
+    assert ready.status_code == 200
+    assert (answer.json()["answer"], answer.json()["usage"]["tool_calls"]) == ("done", 1)
+    assert took - alone < 3  # of which this busy machine's own time is no part
+
+
+async def _ready_after(place: Path, env: dict[str, str]) -> float:
+    """Seconds until a process without any server is ready."""
+    began = time.monotonic()
+    async with loopwright("serve", "--port", "0", cwd=place, env=env) as child:
+        async with httpx2.AsyncClient(base_url=await child.url()) as http:
+            assert (await http.get("/readyz")).status_code == 200
+        return time.monotonic() - began
+
+
+def entry(*args: str, **env: str) -> dict[str, Any]:
+    """The `fake` server as an `mcp.json` has it."""
+    return {"command": sys.executable, "args": [str(FAKE), *args], "env": env}
