@@ -143,6 +143,13 @@ def test_an_entry_of_its_own_time_limit_and_keys_of_other_hosts_are_fine(tmp_pat
             {"command": "a", "loopwright": {"x": []}},
             "loopwright.x: is not a key of ours: there are allow, deny, approve, read_only, idempotent, trusted, timeout, total_timeout, oauth",
         ),
+        (
+            {"command": "a", "approve": ["*"]},
+            'approve: stands beside "loopwright": put it in there, "loopwright": {"approve": …}',
+        ),
+        ({"command": "a", "arg": ["x"]}, "arg: is no key of an entry: did you mean args?"),
+        ({"url": "http://h/", "header": {}}, "header: is no key of an entry: did you mean headers?"),
+        ({"command": "a", "envs": {}}, "envs: is no key of an entry: did you mean env?"),
         ({"command": "a", "loopwright": {"deny": "x"}}, "loopwright.deny: Input should be a valid list"),
         ({"command": "${input:key}"}, "command: ${input:key} is none of ${VAR}, ${VAR:-default}, ${env:VAR}"),
         ({"url": "ftp://h/"}, "url: must be a whole http:// or https:// address"),

@@ -6,7 +6,6 @@ server is that server's error, named; only a file that is no such file at all is
 
 from __future__ import annotations
 
-import difflib
 import json
 import os
 import re
@@ -15,14 +14,14 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 from urllib.parse import urlsplit
 
 from platformdirs import user_config_path
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from . import jsonc
-from .oauth_entry import OAuth, OurOAuth, TheirOAuth, fault_of, oauth_of, only_objects
+from .entry import Entry, Slip, read_entry, refuse_misplaced
+from .oauth_entry import OAuth, fault_of, oauth_of
 
 CONFIG_VARIABLE = "LOOPWRIGHT_MCP_CONFIG"
 MAX_BYTES = 4 * 1024 * 1024
@@ -146,16 +145,15 @@ def read_config(path: Path, *, env: Mapping[str, str] | None = None) -> Config:
     refused: list[ConfigError] = []
     for name, raw in _entries(path).items():
         try:
-            entry = _Entry.model_validate(raw)
+            entry = read_entry(raw)
             if entry.disabled:
                 disabled.append(name)
             elif _is_loopwright(entry):
                 skipped.append(name)
             else:
+                refuse_misplaced(raw)
                 servers.append(_server(name, entry, path.parent, variables))
-        except ValidationError as error:
-            refused.append(_refusal(error, path, name))
-        except _Problem as error:
+        except Slip as error:
             refused.append(ConfigError(error.problem, file=path, server=name, field=error.field))
     return Config(
         path=path,
@@ -164,47 +162,6 @@ def read_config(path: Path, *, env: Mapping[str, str] | None = None) -> Config:
         skipped=tuple(skipped),
         refused=tuple(refused),
     )
-
-
-class _Rules(BaseModel):
-    """Our own keys. Nobody else's: an unknown one is a slip, and a slip in `deny` must not go unnoticed."""
-
-    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
-
-    allow: list[str] = ["*"]
-    deny: list[str] = []
-    approve: list[str] = []
-    read_only: list[str] = []
-    idempotent: list[str] = []
-    trusted: bool = False
-    timeout: float | None = Field(default=None, gt=0)
-    total_timeout: float | None = Field(default=None, gt=0)
-    oauth: OurOAuth | None = None
-
-
-class _Entry(BaseModel):
-    """One server as the file has it. Keys that only other hosts know are none of our business."""
-
-    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
-
-    command: str | None = Field(default=None, min_length=1)
-    args: list[str] = []
-    env: dict[str, str] = {}
-    cwd: str | None = None
-    url: str | None = None
-    headers: dict[str, str] = {}
-    type: Literal["stdio", "http", "streamable-http", "streamableHttp", "sse"] | None = None
-    disabled: bool = False
-    timeout: float | None = Field(default=None, gt=0)
-    oauth: Annotated[TheirOAuth | None, BeforeValidator(only_objects)] = None
-    auth: Annotated[TheirOAuth | None, BeforeValidator(only_objects)] = None
-    loopwright: _Rules = _Rules()
-
-
-class _Problem(Exception):
-    def __init__(self, field: str, problem: str) -> None:
-        super().__init__(problem)
-        self.field, self.problem = field, problem
 
 
 def _entries(path: Path) -> dict[str, object]:
@@ -231,22 +188,7 @@ def _entries(path: Path) -> dict[str, object]:
     return found
 
 
-def _refusal(error: ValidationError, path: Path, name: str) -> ConfigError:
-    first = error.errors(include_url=False, include_input=False)[0]
-    where = ".".join(str(part) for part in first["loc"])
-    problem = str(first["msg"])
-    if first["type"] == "extra_forbidden":
-        *above, key = map(str, first["loc"])
-        problem = f"is not a key of ours: {_meant(key, OurOAuth if 'oauth' in above else _Rules)}"
-    return ConfigError(problem, file=path, server=name, field=where or None)
-
-
-def _meant(key: str, model: type[BaseModel]) -> str:
-    close = difflib.get_close_matches(key, model.model_fields, n=1)
-    return f"did you mean {close[0]}?" if close else f"there are {', '.join(model.model_fields)}"
-
-
-def _server(name: str, entry: _Entry, folder: Path, variables: Mapping[str, str]) -> Server:
+def _server(name: str, entry: Entry, folder: Path, variables: Mapping[str, str]) -> Server:
     ours = entry.loopwright
     rules = Rules(
         allow=tuple(ours.allow),
@@ -263,30 +205,30 @@ def _server(name: str, entry: _Entry, folder: Path, variables: Mapping[str, str]
     return Server(name=name, transport=transport, rules=rules, variables=used.seen)
 
 
-def _transport(entry: _Entry, folder: Path, variables: Mapping[str, str]) -> Transport:
+def _transport(entry: Entry, folder: Path, variables: Mapping[str, str]) -> Transport:
     match entry.command, entry.url:
         case (None, None):
-            raise _Problem("command", "either command (a child process) or url is needed")
+            raise Slip("command", "either command (a child process) or url is needed")
         case (str(), str()):
-            raise _Problem("url", "command and url exclude each other")
+            raise Slip("url", "command and url exclude each other")
         case (str() as command, None):
             if entry.type not in (None, "stdio"):
-                raise _Problem("type", f"{entry.type!r} needs a url, not a command")
+                raise Slip("type", f"{entry.type!r} needs a url, not a command")
             if entry.loopwright.oauth is not None:
-                raise _Problem("loopwright.oauth", "is for a server with a url, not a command")
+                raise Slip("loopwright.oauth", "is for a server with a url, not a command")
             return _stdio(command, entry, folder, variables)
         case (None, str() as url):
             if entry.type == "stdio":
-                raise _Problem("type", "'stdio' needs a command, not a url")
+                raise Slip("type", "'stdio' needs a command, not a url")
             return _http(url, entry, variables)
     raise AssertionError("unreachable")
 
 
-def _stdio(command: str, entry: _Entry, folder: Path, variables: Mapping[str, str]) -> Stdio:
+def _stdio(command: str, entry: Entry, folder: Path, variables: Mapping[str, str]) -> Stdio:
     def text(value: str, field: str) -> str:
         full = _expand(value, field, variables)
         if "\0" in full:
-            raise _Problem(field, "NUL characters cannot be passed to a process")
+            raise Slip(field, "NUL characters cannot be passed to a process")
         return full
 
     program = text(command, "command")
@@ -307,11 +249,11 @@ def _is_path(program: str) -> bool:
 
 def _name(key: str) -> str:
     if not key or "=" in key or "\0" in key:
-        raise _Problem(f"env.{key!r}", "is no name of an environment variable")
+        raise Slip(f"env.{key!r}", "is no name of an environment variable")
     return key
 
 
-def _http(raw: str, entry: _Entry, variables: Mapping[str, str]) -> Http:
+def _http(raw: str, entry: Entry, variables: Mapping[str, str]) -> Http:
     url = _expand(raw, "url", variables)
     try:
         parts = urlsplit(url)
@@ -319,21 +261,21 @@ def _http(raw: str, entry: _Entry, variables: Mapping[str, str]) -> Http:
     except ValueError:
         usable = False
     if not usable:
-        raise _Problem("url", "must be a whole http:// or https:// address")
+        raise Slip("url", "must be a whole http:// or https:// address")
     headers = {key: _expand(value, f"headers.{key}", variables) for key, value in entry.headers.items()}
     for key, value in headers.items():
         if re.search(r"[\r\n\0]", key + value):
-            raise _Problem(f"headers.{key}", "line breaks and NUL are not allowed in a header")
+            raise Slip(f"headers.{key}", "line breaks and NUL are not allowed in a header")
     kind: Literal["http", "sse"] = "sse" if entry.type == "sse" else "http"
     return Http(url=url, headers=headers, kind=kind, oauth=_oauth(entry, variables))
 
 
-def _oauth(entry: _Entry, variables: Mapping[str, str]) -> OAuth | None:
+def _oauth(entry: Entry, variables: Mapping[str, str]) -> OAuth | None:
     found = oauth_of(
         entry.loopwright.oauth, entry.oauth or entry.auth, lambda text, field: _expand(text, field, variables)
     )
     if found is not None and (fault := fault_of(found)) is not None:
-        raise _Problem(f"loopwright.oauth.{fault[0]}", fault[1])
+        raise Slip(f"loopwright.oauth.{fault[0]}", fault[1])
     return found
 
 
@@ -346,12 +288,12 @@ def _expand(text: str, field: str, variables: Mapping[str, str]) -> str:
 
     def value(match: re.Match[str]) -> str:
         if not (variable := _VARIABLE.fullmatch(match["inside"])):
-            raise _Problem(field, f"{match.group()} is none of ${{VAR}}, ${{VAR:-default}}, ${{env:VAR}}")
+            raise Slip(field, f"{match.group()} is none of ${{VAR}}, ${{VAR:-default}}, ${{env:VAR}}")
         found = variables.get(variable["name"])
         if variable["default"] is not None:
             return found or variable["default"]  # as in a shell, an empty one counts as not set
         if found is None:
-            raise _Problem(field, f"the environment variable {variable['name']} is not set")
+            raise Slip(field, f"the environment variable {variable['name']} is not set")
         return found
 
     return _PLACEHOLDER.sub(value, text)
@@ -375,7 +317,7 @@ class _Used(Mapping[str, str]):
         return len(self._inner)
 
 
-def _is_loopwright(entry: _Entry) -> bool:
+def _is_loopwright(entry: Entry) -> bool:
     """Whether an entry starts Loopwright itself, by whatever launcher (`uvx loopwright stdio`, …)."""
     words = [entry.command or "", *entry.args]
     if not {"stdio", "serve"} & set(entry.args):
