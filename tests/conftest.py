@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 import hypothesis
+import jsonschema.validators  # noqa: F401  # loaded with the first executor that is made: that it reads files is no fault of a test
 import pytest
 
 from tests.guards import is_private_setting, refused, watch_event_loop, watch_network
