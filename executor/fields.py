@@ -1,9 +1,10 @@
-"""A field that does not exist, in words: which one was meant, or which ones there are."""
+"""What is wrong with a field, in words."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 
 def no_such_field(name: str, known: Iterable[str], *, noun: str = "field") -> str:
@@ -12,3 +13,8 @@ def no_such_field(name: str, known: Iterable[str], *, noun: str = "field") -> st
     close = difflib.get_close_matches(name[:100], names, n=1)
     cure = f"did you mean {close[0]}?" if close else f"there are {', '.join(names)}"
     return f"no such {noun} ({cure})"
+
+
+def fault_of(fault: Mapping[str, Any]) -> str:
+    """What pydantic says of a fault, without the class of an exception of our own, which tells nobody anything."""
+    return str(fault["msg"]).removeprefix("Value error, ")

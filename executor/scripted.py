@@ -37,7 +37,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic_core import ErrorDetails
 
-from executor.fields import no_such_field
+from executor.fields import fault_of, no_such_field
 from executor.model_names import SCRIPTED
 from executor.outcomes import Slot, Thought
 from executor.think import Ask, ModelFailure, Transient
@@ -184,7 +184,7 @@ def _words(fault: ErrorDetails) -> str:
         case (("model_type" | "dict_type"), ()):
             return "is no script: write a list of turns, or a map with turns"
         case _:
-            return fault["msg"]
+            return fault_of(fault)
 
 
 def _fields(above: list[int | str]) -> Iterable[str]:

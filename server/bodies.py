@@ -15,7 +15,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive
 
 from executor.errors import InvalidRequest
-from executor.fields import no_such_field
+from executor.fields import fault_of, no_such_field
 from executor.schema import Model
 
 from .problems import InvalidJson, TooLarge, TooSlow, UnsupportedMediaType
@@ -181,7 +181,7 @@ def _unknown(name: str) -> Mapping[str, Any]:
 def _words(fault: Mapping[str, Any], model: type[Model]) -> str:
     if fault["type"] == "extra_forbidden":
         return no_such_field(str(fault["loc"][-1]), model.model_fields)
-    return str(fault["msg"])
+    return fault_of(fault)
 
 
 def _invalid(faults: list[Any], model: type[Model]) -> InvalidRequest:

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final, Literal, TypeAlias, TypeVar
 from pydantic import Field, ValidationError
 
 from executor.errors import InvalidRequest
-from executor.fields import no_such_field
+from executor.fields import fault_of, no_such_field
 from executor.schema import STORED, Model, TaskRequest
 
 from .mcp_schemas import MAX_WAIT_SECONDS
@@ -96,7 +96,7 @@ def _words(fault: Mapping[str, Any], model: type[Model]) -> str:
         case "missing":
             return "is required"
         case _:
-            return str(fault["msg"]).removeprefix("Value error, ")
+            return fault_of(fault)
 
 
 def _unwrapped(name: str, value: Any) -> Any:

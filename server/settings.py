@@ -20,6 +20,7 @@ from platformdirs import user_config_path, user_data_path
 from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from executor.fields import fault_of
 from executor.providers import ANSWER_TIMEOUT
 from executor.schema import Model
 from executor.tool_mode import json_models
@@ -277,6 +278,6 @@ def _tokens(text: str) -> dict[str, str]:
 def _mistake(fault: Any) -> str:
     """One line for one field. The value is never repeated: it may be a secret in the wrong place."""
     field = str(fault["loc"][0])
-    problem = str(fault["msg"]).removeprefix("Value error, ")
+    problem = fault_of(fault)
     cure = Settings.model_fields[field].description
     return f"{PREFIX}{field.upper()} cannot be used ({problem}): set it to {cure}."

@@ -64,9 +64,11 @@ async def test_each_door_names_its_own_way() -> None:
         query = (await http.get(EXECUTIONS, params={"sesion_id": "x"})).json()["detail"]
         close = await posted({"prompt": "x", "max_iteration": 1})
         far = await posted({"prompt": "x", "zzz": 1})
+        schema = await posted({"prompt": "x", "output_schema": {"type": "x"}})
         called = structured(await over_mcp.call_tool("get_execution", {"execution_id": "nope"}))
         misspelt = structured(await over_mcp.call_tool("get_execution", {"executon_id": "nope"}))
 
+    assert schema == "not a JSON Schema: 'x' is not valid under any of the given schemas"
     assert unknown == "No such execution: check its id. GET /api/v1/agent/executions lists your own."
     assert query == "The query is not valid: sesion_id: no such parameter (did you mean session_id?)."
     assert close == "no such field (did you mean max_iterations?)"

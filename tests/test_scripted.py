@@ -163,7 +163,7 @@ async def test_an_answer_as_data_can_be_scripted(play: Any) -> None:
             "- errors: [{status: 200}]",
             "turns.0.errors.0.status: Input should be greater than or equal to 400",
         ),
-        ("- text: '{{ nonsense }}'", "turns.0.text: Value error, unknown placeholder {{ nonsense }}"),
+        ("- text: '{{ nonsense }}'", "turns.0.text: unknown placeholder {{ nonsense }}"),
         ("just text", "the file: is no script: write a list of turns, or a map with turns"),
     ],
 )
