@@ -103,8 +103,11 @@ async def ask(folder: Path, *, patience: float = PATIENCE) -> list[Answer | None
 
 
 def _answers(folder: Path, question: str, names: list[str]) -> dict[str, Answer]:
+    """What is said to this question, without the mark that tells it from others."""
     found = {name: _read_answer(folder / f"{name}.json") for name in names}
-    return {name: said for name, said in found.items() if said is not None and said["question"] == question}
+    return {
+        name: said for name, said in found.items() if said is not None and said.pop("question") == question
+    }
 
 
 def _read_answer(path: Path) -> Answer | None:
