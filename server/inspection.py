@@ -86,7 +86,7 @@ def _tool_row(tool: Mapping[str, Any]) -> tuple[str, ...]:
     marks = [mark for mark in ("read_only", "idempotent", "needs_approval") if tool[mark]]
     return (
         tool["name"],
-        printable(tool["own_name"]),
+        printable(shortened(tool["own_name"], 90)),
         ", ".join(marks),
         printable(shortened(tool["description"], 90)),
     )

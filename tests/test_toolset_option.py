@@ -33,7 +33,7 @@ import threading
 from contextlib import asynccontextmanager
 from pathlib import Path
 from google.adk.tools.function_tool import FunctionTool
-from pydantic_ai import FunctionToolset
+from pydantic_ai import FunctionToolset, Tool
 from tool_clients.adk_tools import adk_tool
 from tool_clients.toolset import Toolset
 from tool_clients.typed_tools import typed_tool, typed_tools
@@ -82,6 +82,12 @@ def speaks() -> str:
     return "spoken"
 
 SPEAKING = [speaks]
+
+def stuck() -> str:
+    """Never comes back."""
+    threading.Event().wait()
+
+STUCK = [stuck, Tool(stuck, name="typed"), FunctionToolset([Tool(stuck, name="held")])]
 
 @asynccontextmanager
 async def connected():
@@ -373,3 +379,16 @@ async def test_a_factory_that_hangs_is_ended_by_ctrl_c(command: list[str], tmp_p
             await child.hears("^now it hangs$")
         child.process.send_signal(signal.SIGINT)
         assert await child.ended() == 130
+
+
+@requirement("tools:option")
+@pytest.mark.parametrize("tool", ["stuck", "typed", "held"])
+async def test_a_plain_function_that_never_comes_back_keeps_no_process_from_ending(
+    tool: str, tmp_path: Path
+) -> None:
+    script = tmp_path / "stuck.yaml"
+    await asyncio.to_thread(script.write_text, f"- calls: [{{name: {tool}}}]\n- text: done\n")
+    arguments = ("run", "Go.", "--model", "scripted:stuck.yaml", "--toolset", "own_shop:STUCK")
+    async with loopwright(*arguments, cwd=tmp_path, env={"LOOPWRIGHT_TOOL_TIMEOUT": "1"}) as child:
+        assert await child.ended() == 0
+        assert await child.output() == "done\n"

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from executor.tools import ToolContext, ToolFailure
 
+from .detached import DETACHED
 from .pydantic_results import to_output
 
 if TYPE_CHECKING:
@@ -53,13 +54,14 @@ async def called(
 
     Raises `ToolFailure` with the tool's own words for what it refuses.
     """
-    from pydantic_ai import ApprovalRequired, CallDeferred, ModelRetry, ToolFailed
+    from pydantic_ai import Agent, ApprovalRequired, CallDeferred, ModelRetry, ToolFailed
 
     validated = _validated(validator, arguments, run)
     try:
         if check is not None and inspect.isawaitable(asked := check(run, **validated)):
             await asked
-        return to_output(await call(validated))
+        with Agent.using_thread_executor(DETACHED):
+            return to_output(await call(validated))
     except (ModelRetry, ToolFailed) as refusal:
         raise ToolFailure(refusal.message) from refusal
     except ApprovalRequired as asked_too_late:
