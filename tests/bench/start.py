@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
-from tests.bench.child import ROOT, environment, resident_kb
+from tests.bench.child import ROOT, cpu_seconds, environment, resident_kb
 from tests.bench.figures import Figure, figure, ratios
 from tests.bench.model_server import plan
 from tests.bench.setting import Setting
@@ -53,25 +53,29 @@ def _talk(command: tuple[str, ...], setting: Setting) -> Talk:
 
 
 def _first_events(rounds: int, setting: Setting) -> list[Figure]:
-    found: dict[str, list[float]] = {model: [] for model in MODELS}
+    found: dict[str, list[tuple[float, float]]] = {model: [] for model in MODELS}
     for _ in range(max(2, rounds // 2)):
-        for model, seconds in found.items():
-            seconds.append(_first_event(model, setting))
-    return [
-        figure(f"spawn to the first event of execute_task, {kind}", found[model], "s", target=1.5)
-        for model, kind in MODELS.items()
-    ]
+        for model, times in found.items():
+            times.append(_first_event(model, setting))
+    figures = []
+    for model, kind in MODELS.items():
+        wall, cpu = zip(*found[model], strict=True)
+        figures += [
+            figure(f"spawn to the first event of execute_task, {kind}", wall, "s", target=1.5),
+            figure("the same, CPU of the process", cpu, "s"),
+        ]
+    return figures
 
 
-def _first_event(model: str, setting: Setting) -> float:
-    """Seconds from the spawn to the first progress that tells of an event on record."""
+def _first_event(model: str, setting: Setting) -> tuple[float, float]:
+    """Seconds from the spawn to the first progress that tells of an event on record, and its CPU seconds."""
     task = {"prompt": plan(1), "model": model}
     with _talk(LOOPWRIGHT, setting) as talk:
         meta = {"progressToken": "bench"}
         talk.tell("tools/call", {"name": "execute_task", "arguments": task, "_meta": meta})
         while not _is_event(talk.hear()):
             pass
-        return talk.since_spawn()
+        return talk.since_spawn(), cpu_seconds(talk.process.pid)
 
 
 def _is_event(said: dict[str, Any]) -> bool:
