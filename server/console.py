@@ -5,12 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from executor.schema import AgenticStepEvent, Execution
+from executor.schema import AgenticStepEvent, Execution, StepType
 
 from .mcp_progress import Story
 
 WIDTH = 160
 """Characters of one line of a run's story."""
+WHOLE_REASON = 600
+"""Characters of a reason, whose end says the most."""
 
 
 def printable(text: str, *, keep: str = "") -> str:
@@ -27,8 +29,11 @@ def shortened(text: str, width: int = WIDTH) -> str:
 
 
 def told(story: Story, event: AgenticStepEvent) -> str:
-    """One line that tells what happened, fit for a terminal."""
-    return printable(story.tell(event))
+    """One line that tells what happened, fit for a terminal; why a run failed is told whole, since the cure comes last."""
+    line = story.tell(event)
+    if event.is_final and event.step_type is StepType.ERROR:
+        line = shortened(f"Ended ({event.stop_reason}): {event.content}", WHOLE_REASON)
+    return printable(line)
 
 
 def end_line(execution: Execution) -> str:

@@ -12,15 +12,12 @@ from tool_clients.detached import detached
 from tool_clients.mcp_tools import McpTools
 
 from .compose import VERSION, tool_config, tools_status
-from .console import give, printable, say, shortened, table
+from .console import WHOLE_REASON, give, printable, say, shortened, table
 from .descriptors import stdout_for_results
 from .notices import no_tools
 from .own_tools import OwnTools
 from .reloading import reload_everywhere
 from .settings import Settings
-
-WHOLE_REASON = 600
-"""Characters of a server's reason, whose end says the most."""
 
 
 async def show_tools(settings: Settings, *, as_json: bool = False) -> int:

@@ -12,8 +12,11 @@ from executor import AgenticLoopExecutor, TaskRequest
 from executor.errors import ModelNotAllowed
 from executor.executions import Policy
 from executor.providers import Providers
+from executor.schema import AgenticStepEvent, Execution, StepType
 from executor.think import ModelFailure
 from server.app import create_app
+from server.console import told
+from server.mcp_progress import Story
 from server.mcp_server import mcp_server
 from tests.http_client import EXECUTE, EXECUTIONS, served
 from tests.mcp_case import structured
@@ -87,3 +90,21 @@ async def test_a_script_that_may_not_be_named_says_how_it_may() -> None:
         "Model 'scripted:x.yaml' may not be named here: a script must be named by LOOPWRIGHT_MODELS (e.g. "
         "*,scripted:/demos/*) or be the default (LOOPWRIGHT_MODEL); * alone allows none."
     )
+
+
+def test_a_terminal_shows_why_a_run_failed_to_its_end_since_the_cure_stands_there() -> None:
+    why = f"Model request failed: {'a long reason, ' * 20}set LOOPWRIGHT_TOOL_MODE=json."
+    event = AgenticStepEvent(
+        execution_id="a" * 26,
+        seq=1,
+        timestamp=0.0,
+        step_type=StepType.ERROR,
+        iteration=1,
+        content=f"{why}\n",
+        is_final=True,
+        stop_reason="model_error",
+    )
+    execution = Execution(
+        execution_id="a" * 26, status="working", request=TaskRequest(prompt="x"), created_at=0.0
+    )
+    assert told(Story(execution), event) == f"Ended (model_error): {why}"
