@@ -23,7 +23,7 @@ from tests.requirements import requirement
 from tests.test_hostile_servers import http_server, over_http
 from tests.test_mcp_tools import box, context, failure, fake, use
 from tool_clients.config import Server, Stdio
-from tool_clients.connection import RELIST_PAUSE
+from tool_clients.list_changes import RELIST_PAUSE
 from tool_clients.messages import MAX_CONTAINERS, is_overfull
 from tool_clients.sieve import CHANGES_PER_SECOND, PROGRESS_PER_SECOND, REQUESTS_PER_SECOND, Sieve
 from tool_clients.weight import deeper_than, json_up_to, weighs_more

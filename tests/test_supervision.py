@@ -21,6 +21,7 @@ from tests.children import Child, loopwright, python
 from tests.requirements import requirement
 from tests.test_mcp_tools import FAKE, Switch, box, context, fake, listening, use
 from tests.test_pushy_servers import pushy
+from tool_clients.backoff import STEADY, Backoff
 from tool_clients.config import Http, Server
 from tool_clients.mcp_tools import McpTools
 
@@ -249,3 +250,12 @@ async def _ready_after(place: Path, env: dict[str, str]) -> float:
 def entry(*args: str, **env: str) -> dict[str, Any]:
     """The `fake` server as an `mcp.json` has it."""
     return {"command": sys.executable, "args": [str(FAKE), *args], "env": env}
+
+
+# Servers that are tried again
+
+
+def test_a_server_is_tried_again_after_1_to_60_seconds_and_at_once_again_after_it_was_well() -> None:
+    backoff = Backoff()
+    waits = [backoff.after(0.0) for _ in range(8)] + [backoff.after(STEADY), backoff.after(STEADY + 1)]
+    assert waits == [1, 2, 4, 8, 16, 32, 60, 60, 60, 1]

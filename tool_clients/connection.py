@@ -4,26 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Generator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
 from typing import Any, Literal, TypeAlias, cast
 
-import anyio
 import httpx2
 import mcp_types
 from mcp import Client, MCPError
-from mcp.client.subscriptions import SubscriptionLost
-from mcp_types import CONNECTION_CLOSED, METHOD_NOT_FOUND, CallToolResult
-from mcp_types.version import MODERN_PROTOCOL_VERSIONS
+from mcp_types import CONNECTION_CLOSED, CallToolResult
 from pydantic import ValidationError
 
 from executor.tools import ToolFailure
 
 from .access import access_to
+from .backoff import FIRST_RETRY, Backoff
 from .config import Http, Server, Stdio
 from .guard import Guard
 from .hiding import Secrets
 from .last_words import last_words
+from .list_changes import ListChanges
 from .listing import Listing, few, list_tools
 from .secrets import secrets_of
 from .wire import SESSION_ENDED, Wire
@@ -37,12 +36,6 @@ LIST_TIMEOUT = 30.0
 READY_WAIT = 10.0
 """Seconds that a run, or a call, waits for a server that is on its way."""
 
-FIRST_RETRY, LAST_RETRY = 1.0, 60.0
-STEADY = 10.0
-"""Seconds after which a connection counts as good, and the next retry as a first one."""
-
-RELIST_PAUSE = 1.0
-RELISTEN_PAUSE = 5.0
 DRAIN_TIME = 2.0
 _CLOSE_GRACE = 1.0
 
@@ -81,7 +74,9 @@ class Connection:
         self.first_settled = asyncio.Event()
         self._client_info = client_info
         self._on_listing = on_listing
-        self._first_retry = first_retry
+        self._wake = asyncio.Event()
+        self._backoff = Backoff(first_retry)
+        self._changes = ListChanges(self._wake.set)
         self._guard = guard
         self._access = access_to(
             server, on_secrets=lambda values: self.secrets.add(*values), on_refused=self._locked_out
@@ -89,12 +84,10 @@ class Connection:
         self._settled = asyncio.Event()
         self._client: Client | None = None
         self._wire: Wire | None = None
-        self._wake = asyncio.Event()
         self._expired = False
-        self._was_up = False
+        self._up_since: float | None = None
         self._in_flight = 0
         self._idle = asyncio.Event()
-        self._relist: asyncio.TimerHandle | None = None
         self._closing = asyncio.Event()
         self._retired: str | None = None
         self._task: asyncio.Task[None] | None = None
@@ -108,8 +101,7 @@ class Connection:
     async def close(self) -> None:
         """Leave the server; on return nothing of it runs here any more."""
         self._closing.set()
-        if self._relist:
-            self._relist.cancel()
+        self._changes.forget()
         if self._task is None:
             return
         self._task.cancel()
@@ -134,24 +126,21 @@ class Connection:
 
     async def _own(self) -> None:
         self.secrets = await asyncio.to_thread(secrets_of, self.server)  # it looks which paths there are
-        clock = asyncio.get_running_loop().time
-        delay = self._first_retry
         while True:
-            began = clock()
             reason = await self._attempt()
             if self._closing.is_set() or self._retired:
                 return
-            if self._was_up:
+            if self._up_since is not None:
                 logger.info("server %s is lost: %s", self.server.name, reason)
                 self._lost(reason)
             else:
                 self._failed(reason)
             if self._expired:
                 continue  # the server is there and asks for a new session
-            if clock() - began > STEADY:
-                delay = self._first_retry
-            await self._access.pause(delay)
-            delay = min(delay * 2, LAST_RETRY)
+            await self._access.pause(self._backoff.after(self._up_for()))
+
+    def _up_for(self) -> float:
+        return 0.0 if self._up_since is None else asyncio.get_running_loop().time() - self._up_since
 
     async def _attempt(self) -> str:
         """Connect and serve until the connection ends; why it did."""
@@ -163,7 +152,7 @@ class Connection:
             guard=self._guard,
             auth=self._access,
         )
-        self._was_up = self._expired = False
+        self._up_since, self._expired = None, False
         self._wake.clear()
         try:
             await self._connect(wire)
@@ -187,7 +176,7 @@ class Connection:
             limit.reschedule(None)
             self.connect_ms = _milliseconds_since(began)
             self._set_up(client)
-            async with self._following_changes(client):
+            async with self._changes.followed(client, self.server.name):
                 await self._serve(client, wire)
 
     async def _serve(self, client: Client, wire: Wire) -> None:
@@ -223,7 +212,7 @@ class Connection:
 
     def _set_up(self, client: Client) -> None:
         self._client = client
-        self._was_up = True
+        self._up_since = asyncio.get_running_loop().time()
         self.protocol_version = client.protocol_version
         self.state, self.reason = "ready", None
         if self.first_settled.is_set():
@@ -254,49 +243,9 @@ class Connection:
             logger.warning("server %s: %s", self.server.name, note)
             self.junk = note
 
-    # Changes of the list of tools
-
     async def _on_message(self, message: object) -> None:
         if isinstance(message, mcp_types.ToolListChangedNotification):
-            self._list_again()
-
-    def _list_again(self) -> None:
-        """List the tools anew in a second, once for all changes until then."""
-        if self._relist is None:
-            self._relist = asyncio.get_running_loop().call_later(RELIST_PAUSE, self._list_now)
-
-    def _list_now(self) -> None:
-        self._relist = None
-        self._wake.set()
-
-    @asynccontextmanager
-    async def _following_changes(self, client: Client) -> AsyncGenerator[None]:
-        """Since 2026-07-28 a server tells of changes only those who listen."""
-        tools = client.server_capabilities.tools
-        if client.protocol_version not in MODERN_PROTOCOL_VERSIONS or not (tools and tools.list_changed):
-            yield
-            return
-        task = asyncio.create_task(self._listen(client), name=f"mcp {self.server.name} changes")
-        try:
-            yield
-        finally:
-            task.cancel()
-            with anyio.CancelScope(shield=True):
-                await asyncio.wait({task})
-
-    async def _listen(self, client: Client) -> None:
-        while True:
-            try:
-                async with client.listen(tools_list_changed=True) as changes:
-                    self._list_again()  # for what changed while nobody listened
-                    async for _ in changes:
-                        self._list_again()
-            except SubscriptionLost:
-                pass
-            except MCPError as error:
-                if error.code in (METHOD_NOT_FOUND, CONNECTION_CLOSED):
-                    return
-            await asyncio.sleep(RELISTEN_PAUSE)
+            self._changes.heard()
 
     # Calls
 

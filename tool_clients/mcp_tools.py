@@ -14,9 +14,10 @@ import mcp_types
 
 from executor.tools import TOOL_TIMEOUT, Tool, ToolContext, ToolOutput
 
+from .backoff import FIRST_RETRY
 from .changes import Changes, changes
 from .config import Config, Http, Server, Stdio, matches, same_endpoint
-from .connection import FIRST_RETRY, READY_WAIT, Connection
+from .connection import READY_WAIT, Connection
 from .content import to_output
 from .guard import Guard
 from .marks import fitting_none
