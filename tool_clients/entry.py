@@ -7,8 +7,6 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from executor.fields import fault_of
-
 from .oauth_entry import OurOAuth, TheirOAuth, only_objects
 
 
@@ -78,7 +76,7 @@ def refuse_misplaced(raw: object) -> None:
 def _first_slip(error: ValidationError) -> Slip:
     first = error.errors(include_url=False, include_input=False)[0]
     where = ".".join(str(part) for part in first["loc"])
-    problem = fault_of(first)
+    problem = str(first["msg"]).removeprefix("Value error, ")  # of a check of our own
     if first["type"] == "extra_forbidden":
         *above, key = map(str, first["loc"])
         problem = f"is not a key of ours: {_meant(key, OurOAuth if 'oauth' in above else OurKeys)}"
