@@ -140,4 +140,10 @@ def _values(scope: Scope, name: bytes) -> list[str]:
 
 
 def _tell(header: str, value: str, setting: str) -> None:
-    log.warning("refused a request with %s %r: if that is right, add it to %s", header, value[:200], setting)
+    log.warning(
+        "refused a request with %s %r: if that is right, add it to %s (in an app of your own, to %ss of Guard)",
+        header,
+        value[:200],
+        setting,
+        header.lower(),
+    )

@@ -203,9 +203,10 @@ async def test_a_refusal_is_logged_with_the_setting_that_would_allow_it(
         await try_it(d, "GET", "/healthz", host="agent.example.test")
         await try_it(d, "GET", "/healthz", origin="https://app.example.test")
     assert [record.getMessage() for record in caplog.records if record.name == "loopwright.http"] == [
-        "refused a request with Host 'agent.example.test': if that is right, add it to LOOPWRIGHT_ALLOWED_HOSTS",
+        "refused a request with Host 'agent.example.test': if that is right, add it to LOOPWRIGHT_ALLOWED_HOSTS "
+        "(in an app of your own, to hosts of Guard)",
         "refused a request with Origin 'https://app.example.test': if that is right, add it to "
-        "LOOPWRIGHT_ALLOWED_ORIGINS",
+        "LOOPWRIGHT_ALLOWED_ORIGINS (in an app of your own, to origins of Guard)",
     ]
 
 
