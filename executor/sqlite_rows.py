@@ -280,6 +280,12 @@ def _remove(connection: sqlite3.Connection, execution_id: str) -> None:
     connection.execute("DELETE FROM executions WHERE execution_id = ?", (execution_id,))  # the rest cascades
 
 
+_INSERT = "INSERT INTO events (execution_id, seq, step_type, is_final, data, private) VALUES "
+_VALUES = "(?, ?, ?, ?, ?, ?)"
+ENTRIES_AT_ONCE = 64
+"""Entries that one statement inserts: each statement waits for the interpreter, which the event loop holds."""
+
+
 # ── events ───────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -315,13 +321,12 @@ def append(
     if updated.rowcount != 1:
         check(connection, execution_id, owner=owner, epoch=epoch)
         raise Conflict
-    connection.executemany(
-        "INSERT INTO events (execution_id, seq, step_type, is_final, data, private) VALUES (?, ?, ?, ?, ?, ?)",
-        [
-            (execution_id, entry.seq, entry.step_type, entry.is_final, entry.data, entry.private)
-            for entry in entries
-        ],
-    )
+    for first in range(0, len(entries), ENTRIES_AT_ONCE):
+        some = entries[first : first + ENTRIES_AT_ONCE]
+        values: list[object] = []
+        for entry in some:
+            values += (execution_id, entry.seq, entry.step_type, entry.is_final, entry.data, entry.private)
+        connection.execute(f"{_INSERT}{', '.join([_VALUES] * len(some))}", values)
 
 
 def entries(

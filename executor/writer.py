@@ -199,7 +199,7 @@ class Writer:
         if self._watched():
             self._look()
         try:
-            fates = [self._do(job) for job in jobs]
+            fates = self._done_together(jobs)
             seen = self._newest_position()
             self._connection.execute("COMMIT")
         except sqlite3.Error as error:
@@ -225,6 +225,18 @@ class Writer:
             except sqlite3.OperationalError as error:
                 if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() >= give_up:
                     raise
+
+    def _done_together(self, jobs: Sequence[_Job[Any]]) -> list[_Fate]:
+        """What becomes of each job. Refusals are rare: only when there is one, each job gets a savepoint, since each
+        statement waits for the interpreter, which the event loop holds."""
+        try:
+            return [_Fate(job, job.work(self._connection)) for job in jobs]
+        except Exception as error:  # noqa: BLE001 - whose it is, the savepoints tell
+            logger.debug("A job was refused, doing its neighbours' once more: %s", error)
+        self._begin()
+        if self._watched():
+            self._look()
+        return [self._do(job) for job in jobs]
 
     def _do(self, job: _Job[Any]) -> _Fate:
         self._connection.execute("SAVEPOINT job")

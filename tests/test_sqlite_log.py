@@ -24,7 +24,7 @@ from executor.executions import LOCAL
 from executor.log import Entry, Lease, Page, Row, Survey
 from executor.schema import Execution, TaskRequest
 from executor.sqlite_log import SqliteLog
-from executor.sqlite_rows import OLDEST, newest_first
+from executor.sqlite_rows import ENTRIES_AT_ONCE, OLDEST, newest_first
 from tests.entries import (
     ME,
     OWNER,
@@ -408,6 +408,34 @@ async def test_what_is_queued_is_committed_together(log: SqliteLog, path: Path) 
         await asyncio.gather(*appends)
     # One transaction for what the writer took before the lock, one for the rest.
     assert statements.count("COMMIT") <= 3
+
+
+async def test_what_is_refused_in_a_transaction_leaves_its_neighbours_work_as_it_is(
+    log: SqliteLog, path: Path
+) -> None:
+    for name in "abc":
+        await log.create(new(name))
+    statements: list[str] = []
+    await in_writer(log, lambda connection: connection.set_trace_callback(statements.append))
+    async with Held(path) as held:
+        ahead = asyncio.create_task(log.heartbeat(ME))  # the writer waits with this one; the others come next
+        await settled()
+        appends = [
+            asyncio.create_task(append(log, name, seq)) for name, seq in (("a", 1), ("b", 7), ("c", 1))
+        ]
+        await settled()
+        await held.let_go()
+        results = await asyncio.gather(*appends, return_exceptions=True)
+        await ahead
+    assert [type(result) for result in results] == [list, Conflict, list]
+    assert [[e.seq for e in await log.read(name)] for name in "abc"] == [[1], [], [1]]
+    assert statements.count("COMMIT") <= 3  # of the tracing, of the heartbeat, and one of all three
+
+
+async def test_many_events_of_one_append_are_all_there(log: SqliteLog) -> None:
+    await log.create(new("a"))
+    appended = await append(log, "a", *range(1, 2 * ENTRIES_AT_ONCE + 2))
+    assert await log.read("a") == appended
 
 
 async def test_a_lock_held_by_another_program_is_waited_for_and_reads_go_on(
