@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -26,7 +26,7 @@ from executor.think import ModelFailure
 from tool_clients.config import Config, ConfigError, find_config, read_config
 from tool_clients.depth import depth_here
 from tool_clients.detached import detached
-from tool_clients.mcp_tools import McpTools
+from tool_clients.mcp_tools import McpTools, ServerState
 
 from .notices import key_cure, notices
 from .own_agent import load_agent
@@ -217,11 +217,25 @@ async def opened(
         yield parts
 
 
+def _shadowed(state: ServerState, own: Collection[str]) -> list[str]:
+    """A line for each tool of a server whose name one of the user's own tools has."""
+    return [
+        f"{their_name}: a toolset has a tool {name}, which is offered instead"
+        for name, their_name in state.own_names.items()
+        if name in own
+    ]
+
+
 def tools_status(tools: McpTools, own_tools: OwnTools) -> dict[str, Any]:
     """What the agent can use and how each server is, as JSON: for `loopwright://tools`, `/readyz` and
     `loopwright tools`."""
-    origins = {name: (state.name, own) for state in tools.states() for name, own in state.own_names.items()}
-    origins |= {name: (toolset, name) for toolset, own in own_tools.offered.items() for name in own}
+    own = own_tools.tools
+    origins = {
+        name: (state.name, their_name)
+        for state in tools.states()
+        for name, their_name in state.own_names.items()
+    }
+    origins |= {name: (toolset, name) for toolset, theirs in own_tools.offered.items() for name in theirs}
     offered = [
         {
             "name": tool.name,
@@ -233,7 +247,7 @@ def tools_status(tools: McpTools, own_tools: OwnTools) -> dict[str, Any]:
             "idempotent": tool.idempotent,
             "needs_approval": tool.needs_approval,
         }
-        for tool in {**tools.tools(), **own_tools.tools}.values()
+        for tool in {**tools.tools(), **own}.values()
     ]
     servers = [
         {
@@ -244,8 +258,8 @@ def tools_status(tools: McpTools, own_tools: OwnTools) -> dict[str, Any]:
             "protocol_version": state.protocol_version,
             "connect_ms": state.connect_ms,
             "answer_ms": state.answer_ms,
-            "tools": list(state.tools),
-            "notes": list(state.notes),
+            "tools": [name for name in state.tools if name not in own],
+            "notes": [*state.notes, *_shadowed(state, own)],
         }
         for state in tools.states()
     ]

@@ -25,6 +25,7 @@ from server.run_once import run_once
 from server.settings import Settings, SettingsError, read_settings
 from tests.children import PATIENCE, loopwright
 from tests.requirements import requirement
+from tests.test_mcp_tools import FAKE
 
 TOOLS = '''
 import asyncio
@@ -48,6 +49,7 @@ def order(article: str) -> str:
     """Order one article."""
     return f"{article} ordered"
 
+SHADOW = {"shop__echo": price}
 PLAIN = [price, typed_tool(order, needs_approval=True)]
 SHOP = FunctionToolset([price])
 MARKED = Toolset(SHOP, FunctionTool(order), read_only=["price"], needs_approval=["order"])
@@ -88,6 +90,7 @@ def stuck() -> str:
     threading.Event().wait()
 
 STUCK = [stuck, Tool(stuck, name="typed"), FunctionToolset([Tool(stuck, name="held")])]
+STUCK_ADK = [FunctionTool(stuck)]
 
 @asynccontextmanager
 async def connected():
@@ -225,6 +228,23 @@ async def test_loopwright_tools_shows_them_as_a_table_and_as_json(capsys: pytest
         ["order", "order", "needs_approval"],
         ["cost", "cost", "The"],
         ["buy", "buy", "Order"],
+    ]
+
+
+@requirement("tools:option")
+async def test_a_servers_tool_that_one_of_ours_stands_before_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server = {"command": sys.executable, "args": [str(FAKE)], "loopwright": {"allow": ["echo"]}}
+    path = tmp_path / "mcp.json"
+    await asyncio.to_thread(path.write_text, json.dumps({"mcpServers": {"shop": server}}))
+    async with asyncio.timeout(PATIENCE):
+        assert await show_tools(settings("own_shop:SHADOW", mcp_config=str(path)), as_json=True) == 0
+    status = json.loads(capsys.readouterr().out)
+    assert [(tool["name"], tool["server"]) for tool in status["tools"]] == [("shop__echo", "own_shop:SHADOW")]
+    assert [(server["name"], server["tools"], server["notes"][-1:]) for server in status["servers"]] == [
+        ("shop", [], ["echo: a toolset has a tool shop__echo, which is offered instead"]),
+        ("own_shop:SHADOW", ["shop__echo"], []),
     ]
 
 
@@ -382,13 +402,15 @@ async def test_a_factory_that_hangs_is_ended_by_ctrl_c(command: list[str], tmp_p
 
 
 @requirement("tools:option")
-@pytest.mark.parametrize("tool", ["stuck", "typed", "held"])
+@pytest.mark.parametrize(
+    ("tool", "toolset"), [("stuck", "STUCK"), ("typed", "STUCK"), ("held", "STUCK"), ("stuck", "STUCK_ADK")]
+)
 async def test_a_plain_function_that_never_comes_back_keeps_no_process_from_ending(
-    tool: str, tmp_path: Path
+    tool: str, toolset: str, tmp_path: Path
 ) -> None:
     script = tmp_path / "stuck.yaml"
     await asyncio.to_thread(script.write_text, f"- calls: [{{name: {tool}}}]\n- text: done\n")
-    arguments = ("run", "Go.", "--model", "scripted:stuck.yaml", "--toolset", "own_shop:STUCK")
+    arguments = ("run", "Go.", "--model", "scripted:stuck.yaml", "--toolset", f"own_shop:{toolset}")
     async with loopwright(*arguments, cwd=tmp_path, env={"LOOPWRIGHT_TOOL_TIMEOUT": "1"}) as child:
         assert await child.ended() == 0
         assert await child.output() == "done\n"

@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import sys
 from collections.abc import AsyncIterator, Callable, Mapping, MutableMapping
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
+from contextvars import copy_context
 from dataclasses import replace
-from typing import Any, TypeAlias, Unpack
+from functools import partial
+from typing import Any, TypeAlias, Unpack, cast
 
 from pydantic_core import to_json
 
 from executor.tools import Tool, ToolContext, ToolFailure
 
 from .adk_context import AdkContext
+from .detached import detached
 from .errors import ToolsetError
 from .marks import Marks, by_name, marked
 from .typed_tools import calling, supplied, typed_tool
@@ -78,7 +82,8 @@ def _of_tool(tool: Any, state: State | None) -> Tool:
 
     async def call(arguments: dict[str, Any], context: ToolContext) -> Any:
         told = AdkContext(context, tool=name, state=state, confirmed=confirmed)
-        result = _result(await tool.run_async(args=arguments, tool_context=told))
+        with _in_detached_threads():
+            result = _result(await tool.run_async(args=arguments, tool_context=told))
         return STARTED if result is None and tool.is_long_running else result
 
     return Tool(
@@ -88,6 +93,26 @@ def _of_tool(tool: Any, state: State | None) -> Tool:
         call=call,
         needs_approval=confirmed,
     )
+
+
+def _in_detached_threads() -> AbstractContextManager[Any]:
+    """Within the block ADK calls plain functions in threads that no process waits for in order to end. A version
+    that knows no other runner uses its own pool (`AdkContext.run_config`)."""
+    adk = sys.modules.get(
+        "google.adk.utils._sync_runner"
+    )  # loaded with its `FunctionTool`, and else of no use
+    use: Any = getattr(adk, "_use_sync_callable_runner", None)
+    if use is None:
+        return nullcontext()
+
+    async def run(target: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+        def call() -> Any:
+            with use(None):  # what it calls in its turn is called there too
+                return target(**arguments)
+
+        return await detached(partial(copy_context().run, call))
+
+    return cast("AbstractContextManager[Any]", use(run))
 
 
 def _declaration(tool: Any) -> Any:
