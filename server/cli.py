@@ -187,7 +187,9 @@ def _add_executions(commands: Any) -> None:
     listing = _command(kinds, "list", _executions_list, "the newest executions, of every owner and profile")
     listing.add_argument("--limit", type=int, default=20, metavar="N", help="how many (default 20)")
     listing.add_argument(
-        "--status", choices=("working", "input_required", "completed", "failed", "cancelled")
+        "--status",
+        choices=("working", "input_required", "completed", "failed", "cancelled"),
+        help="those that stand so",
     )
     listing.add_argument("--session", metavar="ID", help="those of this session")
     listing.add_argument("--cursor", help="go on where the page before ended, which says the cursor")

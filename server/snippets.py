@@ -92,7 +92,7 @@ def show_snippet(settings: Settings, name: str) -> int:
     model = settings.model or DEFAULT_MODEL
     say(f"It gets no environment of your shell: put your provider's key (OPENAI_API_KEY=…) into {place}, and")
     say(
-        f"LOOPWRIGHT_MODEL=provider/model if it shall ask another model than {model}; keep that file to yourself (chmod 600)."
+        f"LOOPWRIGHT_MODEL=provider/model if it should ask another model than {model}; keep that file to yourself (chmod 600)."
     )
     if (line := no_tools(tool_config(settings))) is not None:
         say(f"Note: {line}")
