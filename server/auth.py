@@ -14,6 +14,7 @@ from executor.executions import LOCAL
 from .problems import problem
 
 OWNER_KEY: Final = "loopwright.owner"
+KNOWN_KEY: Final = "loopwright.known"
 PROBES: Final = frozenset(("/healthz", "/readyz"))
 
 
@@ -22,6 +23,11 @@ def owner_of(scope: Scope) -> str:
     owner = scope.get(OWNER_KEY, LOCAL)
     assert isinstance(owner, str)
     return owner
+
+
+def is_known(scope: Scope) -> bool:
+    """Whether whoever probes us may see all: it showed a token, or none is asked for here. Without `Auth`: no."""
+    return scope.get(KNOWN_KEY, False) is True
 
 
 class Auth:
@@ -35,10 +41,13 @@ class Auth:
         self._open_paths = open_paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or not self._owners or self._is_open(scope):
+        if scope["type"] != "http":
             return await self._app(scope, receive, send)
         credentials = [value for name, value in scope["headers"] if name == b"authorization"]
         owner = self._owner(credentials[0]) if len(credentials) == 1 else None
+        if not self._owners or self._is_open(scope):
+            known = not self._owners or owner is not None
+            return await self._app({**scope, KNOWN_KEY: known}, receive, send)
         if owner is None:
             return await self._refuse(bool(credentials), scope, receive, send)
         return await self._app({**scope, OWNER_KEY: owner}, receive, send)

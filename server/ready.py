@@ -15,7 +15,12 @@ def no_tools() -> Mapping[str, Any]:
     return {"tools": [], "servers": []}
 
 
-def readiness(tools: Mapping[str, Any]) -> dict[str, Any]:
-    """What `/readyz` answers when all is well. It asks for no token, so that reasons and tools are left out."""
+def readiness(tools: Mapping[str, Any], *, known: bool) -> dict[str, Any]:
+    """What `/readyz` answers when all is well: what `loopwright://tools` says, in short to a caller that is not known.
+
+    It asks for no token, so that reasons and tools are only for those who show one, or need none.
+    """
+    if known:
+        return {"status": "ready", **tools}
     servers = [{key: server[key] for key in _SHORT} for server in tools["servers"]]
     return {"status": "ready", "servers": servers}

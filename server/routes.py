@@ -22,7 +22,7 @@ from executor.errors import LoopwrightError, NotFound, Stopping, StorageUnavaila
 from executor.executions import Executions, Started
 from executor.schema import Execution, Model, TaskRequest
 
-from .auth import owner_of
+from .auth import is_known, owner_of
 from .bodies import parse, read_body, read_model
 from .headers import Prefer, idempotency_key, last_event, wanted
 from .messages import CancelRequest, DecisionRequest, ExecutionPage, Listing
@@ -272,7 +272,12 @@ class Door:
         """Whether to send requests here: the log can be read and written, and nothing stops. A tool server that
         is away is shown, and is no reason not to: it costs its own tools only."""
         await self._executions.ready()
-        return Response(to_json(readiness(self._tools())), 200, _JSON_HEADERS, "application/json")
+        return Response(
+            to_json(readiness(self._tools(), known=is_known(request.scope))),
+            200,
+            _JSON_HEADERS,
+            "application/json",
+        )
 
 
 @dataclass(frozen=True, slots=True)

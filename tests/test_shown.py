@@ -62,7 +62,7 @@ async def test_the_command_the_probe_and_the_resource_say_the_same(tmp_path: Pat
     assert shown.pop("config") == str(tmp_path / "mcp.json")
     assert shown["tools"] == told["tools"]
     assert without_times(shown["servers"]) == without_times(told["servers"])
-    assert probe == {"status": "ready", "servers": [{key: s[key] for key in SHORT} for s in told["servers"]]}
+    assert probe == {"status": "ready", **told}
     assert [(s["name"], s["state"], s["reason"], s["protocol_version"]) for s in told["servers"]] == [
         ("odd name", "ready", None, "2025-11-25"),
         ("gone", "failed", "/nowhere/tool cannot be started: No such file or directory", None),
@@ -78,3 +78,23 @@ async def test_the_command_the_probe_and_the_resource_say_the_same(tmp_path: Pat
         True,
         True,
     )
+
+
+@requirement("downstream:shown")
+async def test_a_probe_without_a_token_is_told_of_no_reason_and_no_tool(tmp_path: Path) -> None:
+    servers = {"gone": {"command": "/nowhere/tool"}, "fake": {"command": sys.executable, "args": [str(FAKE)]}}
+    (tmp_path / "mcp.json").write_text(json.dumps({"mcpServers": servers}))
+    env = {"LOOPWRIGHT_DATABASE_URL": "memory:", "LOOPWRIGHT_TOKENS": "me:a-token-of-sixteen"}
+    async with (
+        asyncio.timeout(PATIENCE),
+        loopwright("serve", "--port", "0", cwd=tmp_path, env=env) as server,
+        httpx2.AsyncClient(base_url=await server.url()) as http,
+    ):
+        probe = await settled(http)
+        mine, other = [
+            (await http.get("/readyz", headers={"Authorization": f"Bearer {token}"})).json()
+            for token in ("a-token-of-sixteen", "another")
+        ]
+    assert other == probe
+    assert mine["tools"] and [server["reason"] is None for server in mine["servers"]] == [False, True]
+    assert probe == {"status": "ready", "servers": [{key: s[key] for key in SHORT} for s in mine["servers"]]}
