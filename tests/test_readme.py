@@ -34,6 +34,10 @@ ELSEWHERE: Final = {
     "scripts/demo": "tests/test_demo.py runs what it runs",
     "scripts/test": "is what runs this",
     "scripts/check --fix": ".ci/run runs it",
+    "scripts/bench": "takes twenty minutes; .ci/run runs its quick form",
+    "scripts/bench --quick": ".ci/run runs it",
+    "scripts/bench loop served": "takes minutes",
+    "scripts/bench --out docs/performance growth": "takes minutes",
     "scripts/test tests/test_state.py": "is what runs this",
 }
 """Commands of the blocks that a test cannot run within itself: their scripts must be there."""
