@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import json
+import time
 from typing import Any
 
 import pytest
@@ -208,3 +211,50 @@ def test_live_pieces_are_words_and_no_json() -> None:
         {"type": "text", "delta": "2 "},
         {"type": "text", "delta": "é"},
     ]
+
+
+LETTERS = st.text(alphabet=st.sampled_from([*'a\n"\\é😀{}/\u2028\tu']), max_size=30)
+
+
+@given(
+    thought=LETTERS, answer=LETTERS, ascii_only=st.booleans(), cuts=st.lists(st.integers(1, 6), min_size=1)
+)
+def test_live_pieces_come_to_the_words_wherever_the_text_is_cut(
+    thought: str, answer: str, ascii_only: bool, cuts: list[int]
+) -> None:
+    told = {"thinking": "", "text": ""}
+
+    def tell(piece: dict[str, Any]) -> None:
+        told[piece["type"]] += piece["delta"]
+
+    live, at = LiveAnswer(tell), 0
+    text = json.dumps({"thought": thought, "answer": answer}, ensure_ascii=ascii_only)
+    for size in itertools.cycle(cuts):
+        live({"type": "text", "delta": text[at : at + size]})
+        if (at := at + size) >= len(text):
+            break
+    assert told == {"thinking": thought, "text": answer}
+
+
+def test_half_a_character_in_a_piece_ends_no_run() -> None:
+    pieces: list[dict[str, Any]] = []
+    live = LiveAnswer(pieces.append)
+    for delta in ('{"answer": "a', "\ud83d", "\ude00", "\\ud83d", '\\ude00"', "}"):
+        live({"type": "text", "delta": delta})
+    assert "".join(piece["delta"] for piece in pieces) == "a\ufffd\ufffd😀"
+
+
+def test_the_time_for_a_live_piece_does_not_grow_with_the_answer() -> None:
+    reads = 0
+
+    def tell(piece: dict[str, Any]) -> None:
+        nonlocal reads
+        reads += len(piece["delta"])
+
+    live = LiveAnswer(tell)
+    began = time.thread_time()
+    live({"type": "text", "delta": '{"answer": "'})
+    for _ in range(100_000):
+        live({"type": "text", "delta": "word\\n"})
+    assert reads == 500_000
+    assert time.thread_time() - began < 30  # read whole for each piece it takes ten minutes
