@@ -11,6 +11,7 @@ import asyncio
 import json
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 
@@ -18,8 +19,10 @@ import httpx2
 from openai import APIConnectionError, APITimeoutError, AsyncOpenAI, AsyncStream, NotGiven, Omit
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from pydantic import ValidationError
+from pydantic_ai.models import ModelRequestParameters
 from pydantic_ai.models.openai import OpenAIChatModel
 from pydantic_ai.providers.openai import OpenAIProvider
+from pydantic_ai.tools import ToolDefinition
 from pydantic_core import to_json
 
 from executor.http_clients import roomy_client
@@ -30,6 +33,10 @@ if TYPE_CHECKING:
     from openai.resources.chat import AsyncChat
 
 
+MAX_REWRITTEN = 1_024
+"""Schemas of tools that a model keeps as it sends them."""
+
+
 def openai_chat_model(name: str, key_cure: KeyCure = plain_cure) -> OpenAIChatModel:
     """A Pydantic AI model for `openai-chat:<name>`; reads OPENAI_API_KEY and OPENAI_BASE_URL."""
     key = os.environ.get("OPENAI_API_KEY")
@@ -37,12 +44,39 @@ def openai_chat_model(name: str, key_cure: KeyCure = plain_cure) -> OpenAIChatMo
         raise no_key(f"openai-chat:{name}", ["OPENAI_API_KEY"], key_cure)
     # A server of one's own may want no key, but the client wants one.
     client = PlainClient(api_key=key or "api-key-not-set", max_retries=0, http_client=roomy_client())
-    return OpenAIChatModel(name, provider=OpenAIProvider(openai_client=client))
+    return _ChatModel(name, provider=OpenAIProvider(openai_client=client))
 
 
 def given(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments that were given: neither None nor the SDK's markers for "leave it out"."""
     return {k: v for k, v in arguments.items() if v is not None and not isinstance(v, Omit | NotGiven)}
+
+
+class _ChatModel(OpenAIChatModel):
+    """Rewrites the schema of a tool, as OpenAI wants it, once and not with every request: with fifty tools that takes
+    longer than all the rest of a turn."""
+
+    def __init__(self, name: str, *, provider: OpenAIProvider) -> None:
+        super().__init__(name, provider=provider)
+        self._rewritten: dict[tuple[bytes, bool | None], tuple[dict[str, Any], bool | None]] = {}
+
+    def customize_request_parameters(
+        self, model_request_parameters: ModelRequestParameters
+    ) -> ModelRequestParameters:
+        rest = super().customize_request_parameters(replace(model_request_parameters, function_tools=[]))
+        tools = [self._customized(tool) for tool in model_request_parameters.function_tools]
+        return replace(rest, function_tools=tools)
+
+    def _customized(self, tool: ToolDefinition) -> ToolDefinition:
+        asked = to_json(tool.parameters_json_schema), tool.strict
+        if asked not in self._rewritten:
+            alone = super().customize_request_parameters(ModelRequestParameters(function_tools=[tool]))
+            if len(self._rewritten) >= MAX_REWRITTEN:  # tool servers may change theirs for ever
+                self._rewritten.clear()
+            (made,) = alone.function_tools
+            self._rewritten[asked] = made.parameters_json_schema, made.strict
+        schema, strict = self._rewritten[asked]
+        return replace(tool, parameters_json_schema=schema, strict=strict)
 
 
 class PlainClient(AsyncOpenAI):
