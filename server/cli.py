@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import collector
+from . import collector, first_process
 from .options import add_agent, add_config, add_database, add_storage, add_toolset
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ USAGE = 2
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; gives its exit code."""
+    first_process.go_on_as_second()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a terminal may know few letters
