@@ -11,13 +11,14 @@ from typing import Any
 
 import httpx2
 import pytest
+from mcp.shared.auth import OAuthMetadata
 
 from tests.fake_oauth import Authority, guarded
 from tests.http_client import served
 from tests.requirements import requirement
 from tests.test_mcp_tools import box, failure, use
 from tests.test_oauth import CURE, SOON, agree, entry, kept, log_in, until_ready
-from tool_clients.authorization import authorize
+from tool_clients.authorization import _check, authorize
 from tool_clients.logins import Login, Place, logins_folder, place_of
 from tool_clients.oauth import Unauthorized, _refuse_detour
 from tool_clients.oauth_entry import OAuth
@@ -205,6 +206,22 @@ async def test_a_server_cannot_have_us_ask_what_else_there_is_in_the_network(
 def test_tokens_are_asked_for_over_tls_or_where_the_user_said(url: str, named: list[str], good: bool) -> None:
     with nullcontext() if good else pytest.raises(Unauthorized):
         _refuse_detour(httpx2.URL(url), named)
+
+
+@requirement("downstream:oauth:bound")
+@pytest.mark.parametrize("field", ["authorization_endpoint", "token_endpoint", "revocation_endpoint"])
+def test_a_server_elsewhere_opens_no_browser_at_what_listens_on_this_machine(field: str) -> None:
+    places = {
+        name: f"https://auth.example.com/{name}"
+        for name in ("authorization_endpoint", "token_endpoint", "revocation_endpoint")
+    }
+    here = OAuthMetadata.model_validate(
+        {"issuer": "https://auth.example.com", **places, field: "http://127.0.0.1:9200/_shutdown"}
+    )
+    with pytest.raises(
+        Unauthorized, match=r"is asked over plain http \(http://127\.0\.0\.1:9200/_shutdown\)"
+    ):
+        _check(here, "https://mcp.example.com/mcp", OAuth())
 
 
 @requirement("downstream:oauth:renewal")

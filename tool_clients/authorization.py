@@ -20,7 +20,16 @@ from pydantic import AnyUrl
 from .config import Http, Server
 from .hiding import Secrets
 from .logins import Login
-from .oauth import Memory, Unauthorized, auth_method, is_private, knock, shown_url, troubles_named
+from .oauth import (
+    Memory,
+    Unauthorized,
+    auth_method,
+    is_private,
+    knock,
+    may_be_asked,
+    shown_url,
+    troubles_named,
+)
 from .oauth_entry import OAuth
 from .renewal import due_at
 
@@ -161,8 +170,9 @@ def _check(metadata: OAuthMetadata | None, server_url: str, oauth: OAuth) -> Non
         if metadata
         else [server_url]  # the SDK then asks the server itself, as the specification of 2025-03-26 has it
     )
+    named = [server_url, *([oauth.issuer] if oauth.issuer else [])]
     for url in map(str, filter(None, asked)):
-        if not is_private(url):
+        if not (is_private(url) and may_be_asked(url, named)):
             raise Unauthorized(f"its authorization server is asked over plain http ({shown_url(url)})")
     methods = metadata.code_challenge_methods_supported if metadata else None
     if methods is not None and "S256" not in methods:

@@ -96,12 +96,15 @@ def _refuse_detour(url: httpx2.URL, named: list[str]) -> None:
     that give out a machine's own keys, and most without a password, speak plain http. `named`: the server's
     address, then its issuer's if the entry says that.
     """
-    origins = {_origin(httpx2.URL(each)) for each in named}
-    if url.scheme == "https" or _origin(url) in origins:
-        return
-    if _is_here(named[0]) and _is_here(str(url)):
-        return
-    raise Unauthorized(f"it leads to an address that is asked over plain http ({shown_url(str(url))})")
+    if not may_be_asked(str(url), named):
+        raise Unauthorized(f"it leads to an address that is asked over plain http ({shown_url(str(url))})")
+
+
+def may_be_asked(url: str, named: list[str]) -> bool:
+    """Whether it is an address of TLS, of the user's own naming, or beside a server that is on this machine too."""
+    if url.startswith("https:") or (_is_here(named[0]) and _is_here(url)):
+        return True
+    return _origin(httpx2.URL(url)) in {_origin(httpx2.URL(each)) for each in named}
 
 
 def _origin(url: httpx2.URL) -> tuple[str, str, int | None]:
