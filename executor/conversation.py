@@ -29,7 +29,7 @@ from pydantic_core import to_json
 from executor.media import not_shown, picture
 from executor.outcomes import Slot, Turn
 from executor.output_tool import OUTPUT_TOOL, OutputTool
-from executor.think import Ask, Chapter
+from executor.think import Ask
 from executor.tools import Tool
 
 RESPONSE = TypeAdapter(ModelResponse)
@@ -94,8 +94,7 @@ class Conversation:
 
 def used_ids(ask: Ask) -> set[str]:
     """The call ids that a new answer may not use: those of this run and of its session."""
-    chapters: Sequence[Chapter] = (*ask.earlier, ask.chapter)
-    slots = (slot for chapter in chapters for turn in chapter.turns for slot in turn.slots)
+    slots = (slot for chapter in ask.earlier for turn in chapter.turns for slot in turn.slots)
     return {*ask.used_ids, *(slot.call.id for slot in slots)}
 
 
