@@ -213,6 +213,8 @@ class Resource:
     """Whether everybody is let in."""
     calls_only: bool = False
     """Whether a token is asked for only when a tool is called."""
+    metadata_at: str = ""
+    """Where it says that it is documented, if not where it is."""
     documented: bool = True
     """Whether it says where its tokens come from."""
 
@@ -230,7 +232,8 @@ class Resource:
         elif not free and (kind != "Bearer" or token not in self.authority.live):
             self.turned_away += 1
             self.told.set()
-            where = f'Bearer resource_metadata="{base}/.well-known/oauth-protected-resource/mcp"'
+            place = self.metadata_at or f"{base}/.well-known/oauth-protected-resource/mcp"
+            where = f'Bearer resource_metadata="{place}"'
             response = JSONResponse({"error": "invalid_token"}, 401, {"WWW-Authenticate": where})
         elif self.scope_missing and headers.get("mcp-method") == "tools/call":
             response = Response(

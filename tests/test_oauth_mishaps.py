@@ -237,3 +237,12 @@ async def test_a_new_login_is_not_lost_to_a_renewal_of_the_one_before() -> None:
         there.authority.gate.set()
         await asyncio.gather(renewal, saving)
         assert await asyncio.to_thread(place.read) == new
+
+
+@pytest.mark.parametrize("place", ["http://a:b/", "http://[/", "//", "http://127.0.0.1:9/\\x"])
+async def test_an_address_that_is_none_is_refused_in_words(place: str) -> None:
+    async with asyncio.timeout(SOON), guarded() as there:
+        there.resource.metadata_at = place
+        there.resource.documented = False
+        with pytest.raises(Unauthorized):
+            await authorize(entry(there), redirect_uri="http://127.0.0.1:1/callback", consent=agree)

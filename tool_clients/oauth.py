@@ -208,7 +208,7 @@ def troubles_named(secrets: Secrets) -> Iterator[None]:
         raise Unauthorized(
             f"{_host(error)} cannot be reached: {str(error) or type(error).__name__}"
         ) from None
-    except (OAuthFlowError, ValueError) as error:  # ValueError: a key or an address that cannot be used
+    except (OAuthFlowError, httpx2.InvalidURL, ValueError) as error:  # ValueError: a key that cannot be used
         raise Unauthorized(secrets.hide(str(error))[:_SHOWN]) from None
 
 
