@@ -7,7 +7,7 @@
 end of its stdin; `parent`: ends as it should, and leaves such a child behind; `daemon`: so does it, in a session
 of its own and as nobody's child, as browsers and daemons are.
 
-Tools: `raw` answers with the line it is given (`@ID@` is the request's id), `long` with a line of n bytes that
+Tools: `raw` answers with the line it is given (`@ID@` is the request's id; `in` names its encoding), `long` with a line of n bytes that
 never ends, `refuse` with an error that quotes the environment, `tell` with all of it.
 """
 
@@ -60,7 +60,9 @@ def answer(message: dict[str, Any]) -> dict[str, Any] | None:
 def call(name: str, arguments: dict[str, Any], request_id: Any) -> dict[str, Any] | None:
     match name:
         case "raw":
-            say(arguments["line"].replace("@ID@", json.dumps(request_id)) + "\n")
+            line = arguments["line"].replace("@ID@", json.dumps(request_id)) + "\n"
+            sys.stdout.buffer.write(line.encode(arguments.get("in", "utf-8")))
+            sys.stdout.buffer.flush()
             return None
         case "long":
             say(f'{{"jsonrpc":"2.0","id":{json.dumps(request_id)},"result":{{"content":[],"x":"')

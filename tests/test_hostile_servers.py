@@ -233,6 +233,21 @@ async def test_lone_surrogates_are_mended_over_http_too(kind: Any) -> None:
         assert await use(tools.tools()["s__t"]) == MENDED
 
 
+ALIEN = '{"jsonrpc":"2.0","id":@ID@,"result":{"content":[{"type":"text","text":"caf\u00e9 \u00ff\u00fe"}]}}'
+
+
+async def test_bytes_that_are_no_utf_8_cost_themselves_only() -> None:
+    async with asyncio.timeout(SOON), box(hostile()) as tools:
+        await tools.ready()
+        raw = tools.tools()["s__raw"]
+        assert await use(raw, line=ALIEN, **{"in": "latin-1"}) == "caf\ufffd \ufffd\ufffd"
+        assert await use(raw, line=ALIEN) == "caf\u00e9 \u00ff\u00fe"
+    answer = ALIEN.encode("latin-1")
+    async with asyncio.timeout(SOON), http_server(tools_call=answer) as url, box(over_http(url)) as tools:
+        await tools.ready()
+        assert await use(tools.tools()["s__t"]) == "caf\ufffd \ufffd\ufffd"
+
+
 # Too much
 
 
