@@ -26,6 +26,7 @@ from executor.schema import Model
 from executor.tool_mode import json_models
 from executor.tools import TOOL_TIMEOUT
 from tool_clients.depth import DEPTH_VARIABLE
+from tool_clients.kin import MARK_VARIABLE
 
 PREFIX = "LOOPWRIGHT_"
 _ASSIGNMENT = re.compile(r"(?:export\s+)?(?P<name>[A-Za-z_][A-Za-z0-9_]*)\s*=(?P<value>.*)")
@@ -227,7 +228,7 @@ def refuse_unknown(environment: Mapping[str, str]) -> None:
     """A misspelt setting must not go unnoticed: it may be the one that protects."""
     known = [PREFIX + name.upper() for name in Settings.model_fields]
     for name in environment:
-        if name.upper().startswith(PREFIX) and name.upper() not in (*known, DEPTH_VARIABLE):
+        if name.upper().startswith(PREFIX) and name.upper() not in (*known, DEPTH_VARIABLE, MARK_VARIABLE):
             close = difflib.get_close_matches(name.upper(), known, n=1)
             cure = f"did you mean {close[0]}?" if close else "remove it; README.md lists the settings."
             raise SettingsError(f"{name} is no setting of Loopwright: {cure}")
