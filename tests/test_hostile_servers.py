@@ -24,6 +24,7 @@ from starlette.routing import Route
 
 from executor.tools import ToolFailure
 from tests.children import loopwright
+from tests.contract_seconds import promised
 from tests.test_mcp_tools import SOON, alive, box, context, failure, listening, use
 from tool_clients.config import Http, Server, Stdio, read_config
 from tool_clients.hiding import Secrets
@@ -211,7 +212,7 @@ async def test_an_answer_that_cannot_be_read_fails_its_call_at_once(line: str) -
         took = time.monotonic() - started
         assert await use(tools.tools()["s__raw"], line=LOST) == MENDED
     assert said.startswith("the server's answer cannot be read: ")
-    assert took < 3
+    assert took < promised(3)
     async with asyncio.timeout(SOON), http_server(tools_call=line) as url, box(over_http(url)) as tools:
         await tools.ready()
         assert (await failure(tools.tools()["s__t"])).startswith("the server's answer cannot be read: ")
@@ -261,7 +262,7 @@ async def test_a_line_without_end_fails_its_call_and_the_server_is_started_anew(
         took = time.monotonic() - started
         after = await use(tools.tools()["s__pid"])
     assert said == "the server's answer is too large: more than 8 MiB"
-    assert took < 3
+    assert took < promised(3)
     assert after != before
 
 

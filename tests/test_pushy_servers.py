@@ -19,6 +19,7 @@ from mcp_types import JSONRPCNotification, JSONRPCRequest, JSONRPCResponse
 from executor.act import act
 from executor.outcomes import Call
 from executor.tools import Tool, ToolContext, ToolOutput
+from tests.contract_seconds import promised
 from tests.requirements import requirement
 from tests.test_hostile_servers import http_server, over_http
 from tests.test_mcp_tools import box, context, failure, fake, use
@@ -126,7 +127,7 @@ async def test_a_flood_of_notifications_leaves_the_calls_of_others_alone(kind: s
         meanwhile = await median_call(quiet, until=flood)
         assert await flood == "said"
         assert [state.state for state in tools.states()] == ["ready", "ready"]
-    assert meanwhile / before < 20
+    assert meanwhile / before < promised(20)
 
 
 async def test_however_many_changes_are_told_the_tools_are_listed_once_a_second() -> None:
@@ -217,7 +218,7 @@ async def test_a_hostile_list_of_tools_holds_nobody_up(
             await tools.ready()
         (seen,) = tools.states()
         assert (seen.state, list(seen.tools), list(seen.notes)) == (state, usable, notes)
-        assert held() < HELD
+        assert held() < promised(HELD)
     if state == "failed":
         assert seen.reason is not None
         assert "it holds more than 32,000 objects and lists" in seen.reason
@@ -240,7 +241,7 @@ async def test_a_large_result_holds_nobody_up(tool: str, n: int, text: str | Non
         async with longest_hold() as held:
             said: Awaitable[str] = failure(large, n=n) if text is None else use(large, n=n)
             answer = await said
-            assert held() < HELD
+            assert held() < promised(HELD)
         assert answer == text or answer.startswith("the server's answer ")
         assert await use(tools.tools()["p__echo"]) == "here"
 
@@ -256,7 +257,7 @@ async def test_a_long_result_is_read_beside_the_event_loop() -> None:
     stop = asyncio.get_running_loop().create_future()
     async with asyncio.timeout(SOON), longest_hold() as held:
         seen = await act(call, {"t": tool}, context(), time_limit=60, stop=stop)
-        assert held() < HELD
+        assert held() < promised(HELD)
     assert seen.observation.endswith("… [cut: 65536 of 9000000 bytes shown]")
 
 

@@ -18,6 +18,7 @@ from typing import Final
 import pytest
 
 from tests.children import Child, comes_true, loopwright
+from tests.contract_seconds import promised
 from tests.requirements import requirement
 from tests.test_hostile_servers import HOSTILE, runs
 
@@ -69,7 +70,7 @@ async def once(home: Path, command: str, how: str, server: str) -> None:
 
         await stop(child, how)
 
-        async with asyncio.timeout(10 if how == "SIGKILL" else 6):
+        async with asyncio.timeout(promised(10 if how == "SIGKILL" else 6)):
             code = await child.ended()
             await comes_true(lambda: not any(map(runs, left)))
     assert code == CODES[command, how]
