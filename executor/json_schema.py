@@ -26,6 +26,8 @@ from referencing.exceptions import Unresolvable
 MAX_STEPS: Final = 100_000
 MAX_SECONDS: Final = 0.5
 """Parts of a schema looked at, and seconds of this thread, in one application. 10,000 values take some 0.1 s."""
+SCHEMA_SECONDS: Final = 2.0
+"""The same for a schema itself, which is looked at once and beside the event loop."""
 MAX_FAULTS: Final = 1_000
 
 
@@ -42,12 +44,13 @@ class TakesTooLong(Unusable):
 
 @dataclass(slots=True)
 class _Budget:
+    seconds: float = MAX_SECONDS
     steps: int = 0
     began: float = field(default_factory=time.thread_time)
 
     @property
     def left(self) -> float:
-        return self.began + MAX_SECONDS - time.thread_time()
+        return self.began + self.seconds - time.thread_time()
 
     def spend(self) -> None:
         self.steps += 1
@@ -65,9 +68,9 @@ class Checker:
         # an empty registry: the drafts' own schemas are known, and nothing is ever fetched
         self._validator: Any = _Bounded(schema, registry=Registry[Any](), format_checker=formats)
 
-    def faults(self, value: Any) -> list[ValidationError]:
+    def faults(self, value: Any, *, seconds: float = MAX_SECONDS) -> list[ValidationError]:
         """What is wrong with the value; empty when it meets the schema. Raises `Unusable`."""
-        token = _budget.set(_Budget())
+        token = _budget.set(_Budget(seconds))
         try:
             return list(islice(self._validator.iter_errors(value), MAX_FAULTS))
         except Unusable:
@@ -88,7 +91,7 @@ class Checker:
 def check_schema(schema: Any) -> None:
     """Raise `ValueError` for what is no JSON Schema (draft 2020-12), or has patterns that cannot be used."""
     try:
-        faults = _meta().faults(schema)
+        faults = _meta().faults(schema, seconds=SCHEMA_SECONDS)
     except Unusable as error:
         raise ValueError(f"the schema cannot be checked: {error}") from None
     if faults:

@@ -265,12 +265,27 @@ class Watch(Protocol):
     def close(self) -> None: ...
 
 
-def at_once(tries: int) -> int:
-    """How many executions that were claimed `tries` times in vain one driver may hold: the more often, the fewer.
+class Together:
+    """What one driver may hold at once of the executions that were claimed in vain: the more often, the fewer.
 
-    One that kills its process so is alone in the end, and does not take the tries of all the others with it.
+    The limit is one for all of them, set by the one that was claimed most often: one that kills its process is so
+    alone in the end, and whoever is on its last try is alone as well, however often the killer was claimed.
+    `held`: how many it holds that have been claimed again and have not got on yet; `most`: the most claims of one.
     """
-    return int(10 ** max(0, 5 - tries))
+
+    def __init__(self, held: int, most: int) -> None:
+        self._held = held
+        self._most = most
+
+    def takes(self, tries: int) -> bool:
+        """Whether one more may be held, which would then have been claimed so many times; if so, it is."""
+        if tries == 1:
+            return True
+        most = max(self._most, tries)
+        if self._held >= 10 ** max(0, 6 - most):
+            return False
+        self._held, self._most = self._held + 1, most
+        return True
 
 
 def check_append(entries: Sequence[Entry], snapshot: Execution) -> None:

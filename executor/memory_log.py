@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from heapq import nsmallest
@@ -30,8 +29,8 @@ from executor.log import (
     Page,
     Row,
     Survey,
+    Together,
     Watch,
-    at_once,
     check_append,
     cursor_at,
     position_of,
@@ -210,13 +209,13 @@ class InMemoryLog:
             and execution_id in (None, stored.execution.execution_id)
         ]
         free.sort(key=lambda stored: stored.tries)
-        held = Counter(stored.tries for stored in self._stored.values() if stored.driver == driver)
-        leases = []
-        for stored in free[:limit]:
-            if execution_id is not None or held[stored.tries + 1] < at_once(stored.tries):
-                leases.append(self._hand_over(stored, driver))
-                held[stored.tries] += 1
-        return leases
+        held = [each.tries for each in self._stored.values() if each.driver == driver and each.tries > 1]
+        together = Together(len(held), max(held, default=1))
+        return [
+            self._hand_over(stored, driver)
+            for stored in free[:limit]
+            if execution_id is not None or together.takes(stored.tries + 1)
+        ]
 
     def _hand_over(self, stored: _Stored, driver: str) -> Lease:
         stored.driver = driver

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -17,7 +16,7 @@ from executor.errors import (
     SessionBusy,
     StillRunning,
 )
-from executor.log import LOG_FORMAT, Created, Entry, Lease, NewExecution, Row, Survey, at_once, cursor_at
+from executor.log import LOG_FORMAT, Created, Entry, Lease, NewExecution, Row, Survey, Together, cursor_at
 from executor.schema import STORED, Execution, Status, TaskRequest
 
 UNFINISHED = "('working', 'input_required')"
@@ -397,22 +396,14 @@ def _few_at_once(
     free: Sequence[tuple[int, str, int, int]],
 ) -> list[tuple[int, str, int, int]]:
     """Those of `free` that `driver` may hold beside what it holds and has not got on with yet."""
-    held = Counter(
-        dict(
-            connection.execute(
-                f"SELECT tries, count(*) FROM executions WHERE {_WORKING} AND profile = ? AND driver = ?"
-                " AND tries > 1 GROUP BY tries",
-                (profile, driver),
-            )
-        )
+    together = Together(
+        *connection.execute(
+            f"SELECT count(*), coalesce(max(tries), 1) FROM executions WHERE {_WORKING} AND profile = ?"
+            " AND driver = ? AND tries > 1",
+            (profile, driver),
+        ).fetchone()
     )
-    allowed = []
-    for one in free:
-        tries = one[3]
-        if held[tries] < at_once(tries - 1):
-            held[tries] += 1
-            allowed.append(one)
-    return allowed
+    return [one for one in free if together.takes(one[3])]
 
 
 def release(connection: sqlite3.Connection, lease: Lease) -> None:
