@@ -29,7 +29,7 @@ def main() -> int:
     """Run the items asked for; 0 whatever the figures are."""
     parser = argparse.ArgumentParser(prog="scripts/bench", description=__doc__)
     parser.add_argument("items", nargs="*", metavar="ITEM", help=f"{', '.join(ITEMS)}; none: all of them")
-    parser.add_argument("--quick", action="store_true", help="a rough look in a minute or two, as in CI")
+    parser.add_argument("--quick", action="store_true", help="a rough look in a few minutes, as in CI")
     parser.add_argument("--out", type=Path, default=Path("bench-results"), help="where the JSON goes")
     asked = parser.parse_args()
     if unknown := set(asked.items) - set(ITEMS):

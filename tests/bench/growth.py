@@ -20,7 +20,7 @@ from tests.bench.setting import Setting
 
 PIECE: Final = 49
 """Turns of one run that call the tool; with the answer they are 50."""
-NAMES: Final = {"c1": "Loopwright, openai-chat:", "b": "Pydantic AI Agent.run"}
+NAMES: Final = {"c1": "Loopwright", "b": "Pydantic AI Agent.run"}
 
 Points = list[dict[str, Any]]
 
@@ -89,6 +89,7 @@ def _by_runs(setting: Setting, runs: int) -> dict[str, Any]:
         "tests.bench.variants", "c1", str(folder), env=environment(folder, setting.model_url)
     ) as child:
         idle = child.ask(turns=2)["peak_kb"]
+        before = _stored(folder)
         told = child.ask(turns=5, runs=runs, together=runs, delay_ms=1000)
     return {
         "runs": runs,
@@ -96,6 +97,7 @@ def _by_runs(setting: Setting, runs: int) -> dict[str, Any]:
         "kb_each": (told["peak_kb"] - idle) / runs,
         "peak_mb": told["peak_kb"] / 1024,
         "per_second": runs * 5 / told["wall_ms"] * 1000,
+        "stored_kb": (_stored(folder) - before) / 1024,
     }
 
 
@@ -124,6 +126,7 @@ def _told_runs(points: Points) -> list[Figure]:
         figures += [
             Figure(name=f"{what}: CPU per iteration", measured=point["cpu_ms"], unit="ms"),
             Figure(name=f"{what}: memory of each", measured=point["kb_each"], unit="KB"),
+            Figure(name=f"{what}: stored of each", measured=point["stored_kb"] / point["runs"], unit="KB"),
         ]
     return figures
 

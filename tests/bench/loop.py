@@ -30,8 +30,8 @@ def run(setting: Setting) -> list[Figure]:
         rounds = setting.rounds(3, 11)
         ten = _measure(children, rounds, turns=10)
         fifty = _measure(children, rounds, turns=50)
-        few = setting.rounds(0, 5)
-        some = {name: children[name] for name in EXTRA} if few else {}
+        few = setting.rounds(1, 5)
+        some = {name: children[name] for name in EXTRA}
         large = _measure(some, few, turns=10, result_bytes=20_000)
         four = _measure(some, few, turns=10, calls=4)
     return [
@@ -86,7 +86,7 @@ def _targets(ten: Rounds, fifty: Rounds) -> list[Figure]:
             ),
             figure(f"b1 − c1, {turns} turns: our own, log and all", [b1 - c1 for _, b1, c1 in trios], "ms"),
         ]
-    for name in ("c1", "c1a", "c2"):
+    for name in ("c1", "c1a", "c2", "core"):
         figures.append(ratios(f"{name}: 50 turns / 10 turns", fifty[name], ten[name], target=1.25))
     return figures
 

@@ -18,7 +18,7 @@ LABELS = {"c1": "Loopwright (every step on record)", "b": "Pydantic AI Agent.run
 
 
 def draw(points: dict[str, list[dict[str, Any]]], out: Path) -> None:
-    """Four files in `out`. Raises `ModuleNotFoundError` without matplotlib."""
+    """Six files in `out`. Raises `ModuleNotFoundError` without matplotlib."""
     import_module("matplotlib").use("Agg")
     with _chart(out / "cpu-by-turns.png", "turns in the conversation", "CPU ms per iteration") as axes:
         for who, colour in INK.items():
@@ -28,8 +28,16 @@ def draw(points: dict[str, list[dict[str, Any]]], out: Path) -> None:
     with _chart(out / "stored-by-turns.png", "turns in the conversation", "KB on record") as axes:
         mine = [point for point in points["turns"] if point["who"] == "c1" and point["stored_kb"]]
         axes.plot(*_curve(mine, "turns", "stored_kb"), "o-", color=INK["c1"])
+    with _chart(out / "memory-by-turns.png", "turns in the conversation", "MB, the process's peak") as axes:
+        for who, colour in INK.items():
+            mine = [point for point in points["turns"] if point["who"] == who]
+            axes.plot(*_curve(mine, "turns", "peak_mb"), "o-", color=colour, label=LABELS[who])
+        axes.legend(frameon=False, loc="lower right")
     with _chart(out / "cpu-by-runs.png", "runs at once (1 s model)", "CPU ms per iteration") as axes:
         axes.plot(*_curve(points["together"], "runs", "cpu_ms"), "o-", color=INK["c1"])
+    with _chart(out / "stored-by-runs.png", "runs of five turns", "KB on record") as axes:
+        mine = [point for point in points["together"] if point.get("stored_kb")]
+        axes.plot(*_curve(mine, "runs", "stored_kb"), "o-", color=INK["c1"])
     with _chart(out / "memory-by-runs.png", "runs at once (1 s model)", "MB, the process's peak") as axes:
         axes.plot(*_curve(points["together"], "runs", "peak_mb"), "o-", color=INK["c1"])
 

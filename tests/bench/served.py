@@ -67,9 +67,10 @@ def _throughput(setting: Setting, servers: dict[str, Child], library: Child) -> 
         figure(f"ours, durable: iterations/s, {TOGETHER} runs at once", rate["ours"]),
         figure("ours, in memory: iterations/s", rate["memory"]),
         figure("the lesson's loop: iterations/s", rate["lesson"]),
-        ratios("ours / lesson's", rate["ours"], rate["lesson"]),
+        ratios(f"ours / lesson's, {TOGETHER} runs at once", rate["ours"], rate["lesson"]),
         ratios("durable / in memory", rate["ours"], rate["memory"], target=0.9, at_least=True),
         figure("ours, served: CPU per iteration", cpu["ours"], "ms"),
+        figure("ours, in memory, served: CPU per iteration", cpu["memory"], "ms"),
         figure("the lesson's, served: CPU per iteration", cpu["lesson"], "ms"),
         figure("ours, as a library: CPU per iteration", alone, "ms"),
         figure(
@@ -115,7 +116,7 @@ def _crowd(setting: Setting, ours: Child, lesson: Child) -> list[Figure]:
         figure("the lesson's loop: the same", rate["lesson"]),
         # of a small crowd the model alone sets the pace, for both
         ratios(
-            "ours / lesson's",
+            f"ours / lesson's, {crowd:,} runs at once, 1 s model",
             rate["ours"],
             rate["lesson"],
             target=None if setting.quick else 3.0,
