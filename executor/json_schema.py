@@ -26,8 +26,6 @@ from referencing.exceptions import Unresolvable
 MAX_STEPS: Final = 100_000
 MAX_SECONDS: Final = 0.5
 """Parts of a schema looked at, and seconds of this thread, in one application. 10,000 values take some 0.1 s."""
-SCHEMA_SECONDS: Final = 2.0
-"""The same for a schema itself, which is looked at once and beside the event loop."""
 MAX_FAULTS: Final = 1_000
 
 
@@ -88,10 +86,11 @@ class Checker:
         return found
 
 
-def check_schema(schema: Any) -> None:
-    """Raise `ValueError` for what is no JSON Schema (draft 2020-12), or has patterns that cannot be used."""
+def check_schema(schema: Any, *, seconds: float = MAX_SECONDS) -> None:
+    """Raise `ValueError` for what is no JSON Schema (draft 2020-12), has patterns that cannot be used, or takes more
+    than so many seconds of this thread to look at."""
     try:
-        faults = _meta().faults(schema, seconds=SCHEMA_SECONDS)
+        faults = _meta().faults(schema, seconds=seconds)
     except Unusable as error:
         raise ValueError(f"the schema cannot be checked: {error}") from None
     if faults:

@@ -77,12 +77,13 @@ def context_parameter(function: Callable[..., Any]) -> str | None:
     return None
 
 
-def schema_fault(schema: Mapping[str, Any]) -> str | None:
-    """Why arguments cannot be checked with this schema; None when they can. Takes a bounded time, and fetches nothing."""
+def schema_fault(schema: Mapping[str, Any], *, seconds: float) -> str | None:
+    """Why arguments cannot be checked with this schema; None when they can. Takes at most so many seconds of this
+    thread, and fetches nothing."""
     from executor.json_schema import check_schema  # here: a server that starts has no use for it
 
     try:
-        check_schema(schema)
+        check_schema(schema, seconds=seconds)
     except ValueError as error:
         return str(error)
     return None

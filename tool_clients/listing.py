@@ -30,6 +30,8 @@ _SHOWN = 100
 TOO_LARGE = f"its schema is larger than {MAX_SCHEMA_BYTES:,} bytes"
 CHECK_SECONDS = 10.0
 """Seconds of a thread that checking one server's schemas may take. Five hundred plain ones take some three."""
+SCHEMA_SECONDS = 2.0
+"""The same for one of them: it is looked at once, and beside the event loop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +129,7 @@ def _fault(schema: dict[str, Any]) -> str | None:
         return f"its schema is nested deeper than {MAX_SCHEMA_DEPTH} levels"
     if is_too_large(schema):
         return TOO_LARGE
-    if fault := schema_fault(schema):
+    if fault := schema_fault(schema, seconds=SCHEMA_SECONDS):
         return f"its schema is no JSON Schema ({fault[:200]})"
     return _lost_reference(schema)
 
