@@ -9,6 +9,7 @@ import json
 import secrets
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, Self, TypeVar
@@ -29,7 +30,7 @@ from executor.errors import (
 )
 from executor.frames import from_entry, to_entry
 from executor.history import as_json, history
-from executor.journal import Clock, check_format, fold, last_word
+from executor.journal import Clock, check_format, folded, last_word, new_state
 from executor.log import Entry, EventLog, NewExecution, Page
 from executor.model_names import SCRIPTED, carries_address, leads_upwards
 from executor.outcomes import CancelAsked, Decided, Recorded
@@ -274,9 +275,8 @@ class Executions:
         return await self._told(execution_id, owner, as_json)
 
     async def _told(self, execution_id: str, owner: str, make: Callable[[ExecutionHistory], T]) -> T:
-        row = await self._log.get(execution_id, owner=owner)
+        row, entries = await self._log.load(execution_id, owner=owner, private=True)
         check_format(row)
-        entries = (await self._log.read(execution_id))[: row.execution.last_seq]
 
         def work() -> T:
             return make(history(row.execution, map(from_entry, entries)))
@@ -300,28 +300,29 @@ class Executions:
         self, execution_id: str, *, owner: str = LOCAL, after: int = 0, limit: int | None = None
     ) -> tuple[Execution, Sequence[Entry]]:
         """The execution, and its events after `after` up to that moment. Raises `BeyondTheLog`."""
-        execution = await self._reaching(execution_id, owner, after)
-        entries = await self._log.read(execution_id, after=after, limit=limit, owner=owner)
-        return execution, entries[: execution.last_seq - after]
+        row, entries = await self._log.load(execution_id, after=after, limit=limit, owner=owner)
+        return _reaching(row.execution, after), entries
 
     async def lines(
         self, execution_id: str, *, owner: str = LOCAL, after: int = 0
     ) -> tuple[Execution, Sequence[bytes]]:
         """What `page` gives, each event as one line of JSON. Raises `BeyondTheLog`."""
-        execution = await self._reaching(execution_id, owner, after)
+        # Before its events, of which no more than it knows are shown: who reads that it ended has its final event too.
+        execution = _reaching(await self.get(execution_id, owner=owner), after)
         lines = await self._log.lines(execution_id, after=after, owner=owner)
         return execution, lines[: execution.last_seq - after]
 
-    async def _reaching(self, execution_id: str, owner: str, after: int) -> Execution:
-        """The execution, if it has had the event `after`. To be read before its events, of which no more than it knows
-        are shown: who reads that it ended has its final event as well."""
-        execution = (await self._log.get(execution_id, owner=owner)).execution
-        if after > execution.last_seq:
-            raise BeyondTheLog(execution.last_seq)
-        return execution
-
-    def events(self, execution_id: str, *, owner: str = LOCAL, after: int = 0) -> AsyncGenerator[Entry]:
+    async def events(self, execution_id: str, *, owner: str = LOCAL, after: int = 0) -> AsyncGenerator[Entry]:
         """The events after `after`, then live ones as they come, up to the final one."""
+        async with aclosing(self.batches(execution_id, owner=owner, after=after)) as batches:
+            async for batch in batches:
+                for entry in batch:
+                    yield entry
+
+    def batches(
+        self, execution_id: str, *, owner: str = LOCAL, after: int = 0
+    ) -> AsyncGenerator[Sequence[Entry]]:
+        """What `events` gives, as many at a time as there are (`EventLog.follow`)."""
         return self._log.follow(execution_id, after=after, owner=owner)
 
     async def cancel(
@@ -352,11 +353,11 @@ class Executions:
     async def _append(self, execution_id: str, outcome: CancelAsked | Decided, owner: str) -> Execution:
         """Append one door's event; what follows from it is the driver's to write."""
         while True:
-            row = await self._log.get(execution_id, owner=owner)
+            row, entries = await self._log.load(execution_id, owner=owner, private=True)
             if row.execution.ended and isinstance(outcome, CancelAsked):
                 return row.execution
             try:
-                state = await fold(self._log, row, partial_answer=self._partial_answer)
+                state = folded(new_state(row, partial_answer=self._partial_answer), entries)
             except DamagedLog:  # nothing can follow from it any more, but a run that is to end must end
                 if isinstance(outcome, Decided):
                     raise
@@ -417,6 +418,13 @@ class Executions:
     async def settled(self, execution_id: str) -> None:
         """Return when this process does not drive the execution (any more)."""
         await self._engine.idle(execution_id)
+
+
+def _reaching(execution: Execution, after: int) -> Execution:
+    """The execution, if it has had the event `after`. Raises `BeyondTheLog`."""
+    if after > execution.last_seq:
+        raise BeyondTheLog(execution.last_seq)
+    return execution
 
 
 def _hash(request: TaskRequest) -> str:

@@ -16,11 +16,8 @@ from executor.log import Entry
 
 RECENT_ENTRIES = 64
 RECENT_BYTES = 256 * 1024
-REPLAY_PAGE = 500
-"""Entries that a follower reads at a time."""
-
-CHECKPOINT_EVERY = 32
-"""Entries after which a replay lets others run: a reader that never waits could not be cancelled."""
+REPLAY_PAGE = 64
+"""Entries that a follower reads, and holds, at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +68,12 @@ class FeedWatch:
         await self.grown.wait()
         self.grown.clear()
         self._check_open()
+
+    async def beyond(self, after: int) -> None:
+        """Return once the log may hold more than `after` events. Raises `StorageUnavailable` when it was closed."""
+        while (newest := self.heard()) is not None and newest <= after:
+            await self.grown.wait()
+            self.grown.clear()
 
     def wake(self, newest: int | None = None) -> None:
         if self._newest is not None:
@@ -151,29 +154,27 @@ class Feed:
         self.changed(None)
 
     async def follow(
-        self, execution_id: str, after: int, read: Callable[[int], Awaitable[Tail]]
-    ) -> AsyncGenerator[Entry]:
-        """Every entry after `after`, old ones first, up to the final one: no gap, no double.
+        self, execution_id: str, after: int, read: Callable[[int, int], Awaitable[Tail]]
+    ) -> AsyncGenerator[Sequence[Entry]]:
+        """Every entry after `after`, old ones first, up to the final one, in batches: no gap, no double.
 
-        `read(after)` gives at most `REPLAY_PAGE` entries, public parts only. The watch begins before the
-        first read, so that nothing can fall between them.
+        `read(after, limit)` gives at most `limit` entries, public parts only, and lets others run. The watch begins
+        before the first read, so that nothing can fall between them.
         """
         watch = self.watch(execution_id)
         try:
-            tail = await read(after)
+            tail = await read(after, REPLAY_PAGE)
             while True:
-                for count, entry in enumerate(tail.entries, start=1):
-                    yield entry
-                    after = entry.seq
-                    if entry.is_final:
+                if tail.entries:
+                    yield tail.entries
+                    after = tail.entries[-1].seq
+                    if tail.entries[-1].is_final:
                         return
-                    if count % CHECKPOINT_EVERY == 0:
-                        await asyncio.sleep(0)
-                if tail.ended and not tail.entries:
+                elif tail.ended:
                     return
                 if len(tail.entries) < REPLAY_PAGE:
-                    await watch.changed()
+                    await watch.beyond(after)
                 at_hand = self.recent(execution_id, after)
-                tail = Tail(at_hand, ended=False) if at_hand else await read(after)
+                tail = Tail(at_hand, ended=False) if at_hand else await read(after, REPLAY_PAGE)
         finally:
             watch.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Self
 
 from executor.errors import DAMAGE, Conflict, DamagedLog, NewerFormat
 from executor.frames import from_entry, to_entry
@@ -100,12 +100,19 @@ class Journal:
     Raises `LeaseLost` from every method when another driver has taken over: stop at once, write nothing.
     """
 
-    def __init__(self, log: EventLog, lease: Lease, row: Row, *, partial_answer: bool) -> None:
+    def __init__(self, log: EventLog, lease: Lease, row: Row, state: State, *, partial_answer: bool) -> None:
         self._log = log
         self._lease = lease
         self._partial_answer = partial_answer
         self.row = row
-        self.state = new_state(row, partial_answer=partial_answer)
+        self.state = state
+
+    @classmethod
+    async def open(cls, log: EventLog, lease: Lease, *, partial_answer: bool) -> Self:
+        """The journal of this lease's execution, as it stands. Raises `DamagedLog`, `NewerFormat` and `NotFound` too."""
+        row, entries = await log.load(lease.execution_id, epoch=lease.epoch, private=True)
+        state = folded(new_state(row, partial_answer=partial_answer), entries)
+        return cls(log, lease, row, state, partial_answer=partial_answer)
 
     async def refold(self) -> None:
         """Throw the state away and fold the log again."""

@@ -169,9 +169,25 @@ class EventLog(Protocol):
         """The public part of each event after `after`, oldest first: what `read` gives, for who only hands it on."""
         ...
 
-    def follow(self, execution_id: str, *, after: int = 0, owner: str | None = None) -> AsyncGenerator[Entry]:
+    async def load(
+        self,
+        execution_id: str,
+        *,
+        after: int = 0,
+        limit: int | None = None,
+        owner: str | None = None,
+        epoch: int | None = None,
+        private: bool = False,
+    ) -> tuple[Row, Sequence[Entry]]:
+        """What `get` gives and what `read` gives, both of one moment; private parts only when asked for."""
+        ...
+
+    def follow(
+        self, execution_id: str, *, after: int = 0, owner: str | None = None
+    ) -> AsyncGenerator[Sequence[Entry]]:
         """Replay, then live, no gap and no double; ends after the final event. Public parts only.
 
+        Entries come in batches, never an empty one: what was appended together mostly together, old ones by the page.
         Wakes within 50 ms of an append, also of one by another process. The first step raises `NotFound`.
         """
         ...

@@ -159,10 +159,7 @@ class Loop:
             await journal.record(Broken(error=reason), now=self._clock())
 
     async def _journal(self, lease: Lease) -> Journal:
-        row = await self._log.get(lease.execution_id)
-        journal = Journal(self._log, lease, row, partial_answer=self._partial_answer)
-        await journal.refold()
-        return journal
+        return await Journal.open(self._log, lease, partial_answer=self._partial_answer)
 
 
 class AgenticLoopExecutor:

@@ -19,7 +19,7 @@ from executor.errors import (
     SessionBusy,
     StillRunning,
 )
-from executor.feed import REPLAY_PAGE, Feed, Tail
+from executor.feed import Feed, Tail
 from executor.log import (
     LEASE_TTL,
     Created,
@@ -62,6 +62,16 @@ class _Stored:
             driver=self.driver,
             epoch=self.epoch,
         )
+
+    def part(
+        self, after: int, limit: int | None, *, epoch: int | None = None, private: bool
+    ) -> Sequence[Entry]:
+        """The events after `after`, at most `limit`. Raises `LeaseLost` for another epoch."""
+        if epoch is not None and epoch != self.epoch:
+            raise LeaseLost
+        after = max(after, 0)
+        entries = self.entries[after : None if limit is None else after + limit]
+        return entries if private else [entry._replace(private=None) for entry in entries]
 
 
 class InMemoryLog:
@@ -168,20 +178,32 @@ class InMemoryLog:
     ) -> Sequence[Entry]:
         await asyncio.sleep(0)
         stored = self._find(execution_id, owner)
-        if epoch is not None and epoch != stored.epoch:
-            raise LeaseLost
-        after = max(after, 0)
-        entries = stored.entries[after : None if limit is None else after + limit]
-        return entries if owner is None else [entry._replace(private=None) for entry in entries]
+        return stored.part(after, limit, epoch=epoch, private=owner is None)
 
     async def lines(self, execution_id: str, *, after: int = 0, owner: str | None = None) -> Sequence[bytes]:
         return [entry.data for entry in await self.read(execution_id, after=after, owner=owner)]
 
-    def follow(self, execution_id: str, *, after: int = 0, owner: str | None = None) -> AsyncGenerator[Entry]:
-        async def read(after: int) -> Tail:
+    async def load(
+        self,
+        execution_id: str,
+        *,
+        after: int = 0,
+        limit: int | None = None,
+        owner: str | None = None,
+        epoch: int | None = None,
+        private: bool = False,
+    ) -> tuple[Row, Sequence[Entry]]:
+        await asyncio.sleep(0)
+        stored = self._find(execution_id, owner)
+        return stored.row, stored.part(after, limit, epoch=epoch, private=private)
+
+    def follow(
+        self, execution_id: str, *, after: int = 0, owner: str | None = None
+    ) -> AsyncGenerator[Sequence[Entry]]:
+        async def read(after: int, limit: int) -> Tail:
+            await asyncio.sleep(0)  # a long replay lets others run, and can be cancelled
             stored = self._find(execution_id, owner)
-            page = stored.entries[max(after, 0) :][:REPLAY_PAGE]
-            return Tail([entry._replace(private=None) for entry in page], stored.execution.ended)
+            return Tail(stored.part(after, limit, private=False), stored.execution.ended)
 
         return self._feed.follow(execution_id, after, read)
 

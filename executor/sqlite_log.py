@@ -17,8 +17,8 @@ from typing import TypeVar
 from executor import sqlite_rows as rows
 from executor.arguments import file_path
 from executor.database import Database
-from executor.errors import InvalidRequest, StorageUnavailable
-from executor.feed import REPLAY_PAGE, Feed, Tail
+from executor.errors import InvalidRequest, LeaseLost, StorageUnavailable
+from executor.feed import Feed, Tail
 from executor.liveness import Liveness
 from executor.log import (
     LEASE_TTL,
@@ -187,13 +187,31 @@ class SqliteLog:
 
         return await self._read(work)
 
-    def follow(self, execution_id: str, *, after: int = 0, owner: str | None = None) -> AsyncGenerator[Entry]:
-        async def read(after: int) -> Tail:
+    async def load(
+        self,
+        execution_id: str,
+        *,
+        after: int = 0,
+        limit: int | None = None,
+        owner: str | None = None,
+        epoch: int | None = None,
+        private: bool = False,
+    ) -> tuple[Row, Sequence[Entry]]:
+        def work(connection: sqlite3.Connection) -> tuple[Row, Sequence[Entry]]:
+            row = rows.get(connection, execution_id, owner)
+            if epoch not in (None, row.epoch):
+                raise LeaseLost
+            return row, rows.entries(connection, execution_id, after, limit, private=private)
+
+        return await self._read(work)
+
+    def follow(
+        self, execution_id: str, *, after: int = 0, owner: str | None = None
+    ) -> AsyncGenerator[Sequence[Entry]]:
+        async def read(after: int, limit: int) -> Tail:
             def work(connection: sqlite3.Connection) -> Tail:
                 ended = rows.check(connection, execution_id, owner=owner)
-                return Tail(
-                    rows.entries(connection, execution_id, after, REPLAY_PAGE, private=False), ended=ended
-                )
+                return Tail(rows.entries(connection, execution_id, after, limit, private=False), ended=ended)
 
             return await self._read(work)
 

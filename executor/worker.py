@@ -12,8 +12,8 @@ from typing import Any, Protocol
 
 from executor.act import act
 from executor.errors import DamagedLog, NewerFormat, NotFound
-from executor.journal import Clock, Journal, fold
-from executor.log import EventLog, Row
+from executor.journal import Clock, Journal, folded, new_state
+from executor.log import Entry, EventLog, Row
 from executor.outcomes import Call, Observed, Thought, ThoughtFailed
 from executor.signs import Signs
 from executor.think import Ask, Chapter, ModelFailure, Thinker
@@ -181,8 +181,8 @@ async def earlier_chapters(log: EventLog, row: Row) -> list[Chapter]:
     last: Row | None = row
     while last is not None and last.previous is not None:
         try:
-            earlier = await log.get(last.previous)
-            chapters.extend(await _chapter(log, earlier))
+            earlier, entries = await log.load(last.previous, private=True)
+            chapters.extend(_chapter(earlier, entries))
         except NotFound:
             last = await _closed_up(log, last)
         else:
@@ -190,10 +190,10 @@ async def earlier_chapters(log: EventLog, row: Row) -> list[Chapter]:
     return chapters[::-1]
 
 
-async def _chapter(log: EventLog, row: Row) -> list[Chapter]:
+def _chapter(row: Row, entries: Sequence[Entry]) -> list[Chapter]:
     """What this run adds to its session: nothing, when its log is damaged."""
     try:
-        state = await fold(log, row)
+        state = folded(new_state(row), entries)
     except DamagedLog as error:
         logger.warning("a session goes on without one of its runs. %s", error)
         return []

@@ -149,11 +149,12 @@ class Door:
         self, place: Place, started: Started | None = None, headers: Mapping[str, str] | None = None
     ) -> ASGIApp:
         """The events after a place; 204 when there will never be any. Raises `BeyondTheLog`."""
-        execution, entries = await self._executions.page(
-            place.execution_id, owner=place.owner, after=place.after, limit=1
-        )
-        if execution.ended and not entries:
-            return Response(status_code=204, headers=headers)
+        if started is None or not started.fresh:
+            execution, entries = await self._executions.page(
+                place.execution_id, owner=place.owner, after=place.after, limit=1
+            )
+            if execution.ended and not entries:
+                return Response(status_code=204, headers=headers)
         return EventStream(
             self._executions,
             place,

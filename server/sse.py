@@ -31,8 +31,6 @@ from .presence import Closing, Cut, gone, present
 
 log = logging.getLogger("loopwright.http")
 
-REPLAY_PAGE: Final = 64
-"""Events that one stream holds at a time while it replays."""
 WRITE_BYTES: Final = 64 * 1024
 """Frames are joined up to about this size: one write is cheaper than many."""
 
@@ -133,15 +131,13 @@ class EventStream:
     async def _tell(self, send: Send) -> None:
         """Send what there is, then what comes, up to the final event, or a notice why not."""
         try:
-            if await self._replay(send):
-                return None
-            live = self._executions.events(
-                self._place.execution_id, owner=self._place.owner, after=self._last
-            )
-            async with aclosing(live) as entries:
-                async for entry in entries:
-                    self._last = entry.seq
-                    await self._write(send, sse_frame(entry))
+            place = self._place
+            events = self._executions.batches(place.execution_id, owner=place.owner, after=place.after)
+            async with aclosing(events) as batches:
+                async for batch in batches:
+                    for last, frames in _joined(batch):
+                        self._last = last
+                        await self._write(send, frames)
         except StorageUnavailable as error:
             if self._executions.closed.is_set():  # the log was closed under us
                 return await self._write(send, self._notice(Stopping()))
@@ -149,18 +145,6 @@ class EventStream:
             await self._write(send, self._notice(error))
         except LoopwrightError as error:  # deleted meanwhile, for one
             await self._write(send, self._notice(error))
-
-    async def _replay(self, send: Send) -> bool:
-        """Send what there is by the page; True when the final event was among it."""
-        while True:
-            _, entries = await self._executions.page(
-                self._place.execution_id, owner=self._place.owner, after=self._last, limit=REPLAY_PAGE
-            )
-            for last, frames in _joined(entries):
-                self._last = last
-                await self._write(send, frames)
-            if len(entries) < REPLAY_PAGE:
-                return bool(entries) and entries[-1].is_final
 
     async def _write(self, send: Send, data: bytes, *, more: bool = True) -> None:
         """Send in turn with the other task. Raises `SlowReader`."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from contextlib import aclosing, contextmanager
 
 from executor.log import Entry, EventLog, NewExecution
 from executor.schema import Execution, Status, TaskRequest
@@ -77,21 +77,22 @@ async def append(
     return entries
 
 
-async def collect(entries: AsyncIterator[Entry]) -> list[Entry]:
-    return [entry async for entry in entries]
+async def collect(batches: AsyncIterator[Sequence[Entry]]) -> list[Entry]:
+    """All that a log's `follow` gives; no batch of it is empty."""
+    found: list[Entry] = []
+    async for batch in batches:
+        assert batch
+        found += batch
+    return found
 
 
-async def first(entries: AsyncIterator[Entry], count: int) -> Sequence[Entry]:
+async def first(batches: AsyncGenerator[Sequence[Entry]], count: int) -> Sequence[Entry]:
     """The first `count` entries, after which the reader goes away."""
     found: list[Entry] = []
-    if count == 0:
-        return found
-    async for one in entries:
-        found.append(one)
-        if len(found) == count:
-            break
-    await entries.aclose()  # type: ignore[attr-defined]  # all our iterators are generators
-    return found
+    async with aclosing(batches):
+        while len(found) < count and (batch := await anext(batches, None)):
+            found += batch
+    return found[:count]
 
 
 @contextmanager

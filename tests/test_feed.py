@@ -61,7 +61,7 @@ def test_the_first_watch_is_told_of() -> None:
 async def test_a_live_follower_asks_the_store_once() -> None:
     feed, asked = Feed(), list[int]()
 
-    async def read(after: int) -> Tail:
+    async def read(after: int, limit: int) -> Tail:
         asked.append(after)
         return Tail([entry(1, private=None)], ended=False)
 
@@ -79,7 +79,7 @@ async def test_a_live_follower_asks_the_store_once() -> None:
 async def test_what_is_appended_while_a_follower_reads_is_not_missed() -> None:
     feed = Feed()
 
-    async def read(after: int) -> Tail:
+    async def read(after: int, limit: int) -> Tail:
         if after == 0:
             feed.grew("a", [entry(2, final=True)])  # after the store's snapshot, before its answer
             return Tail([entry(1, private=None)], ended=False)

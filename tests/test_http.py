@@ -3,8 +3,8 @@
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from starlette.routing import Mount, Route
 from executor import AgenticLoopExecutor, Tool
 from executor.errors import LeaseLost, Overloaded, StorageUnavailable
 from executor.executions import Policy
-from executor.log import EventLog
+from executor.log import Entry, EventLog
 from executor.memory_log import InMemoryLog
 from executor.schema import TaskRequest
 from executor.sqlite_log import SqliteLog
@@ -616,12 +616,14 @@ async def test_a_log_that_fails_under_a_reader_ends_its_stream_with_a_notice(
         path = (await d.client.post(EXECUTE, json={"prompt": "go"}, headers=ASYNC)).headers["location"]
         await gate.reached.wait()
 
-        async def broken(*_: Any, **__: Any) -> Any:
-            for error in (StorageUnavailable("disk I/O error in /secret/place"),):
-                raise error
-            yield
+        batches = d.executor.executions.batches
 
-        monkeypatch.setattr(d.executor.executions, "events", broken)
+        async def broken(execution_id: str, **settings: Any) -> AsyncGenerator[Sequence[Entry]]:
+            async with aclosing(batches(execution_id, **settings)) as there:
+                yield await anext(there)
+            raise StorageUnavailable("disk I/O error in /secret/place")
+
+        monkeypatch.setattr(d.executor.executions, "batches", broken)
         with heard("loopwright.http", "disk I/O error") as said:
             frames = parse((await d.client.get(f"{path}/events")).content)
         monkeypatch.undo()
@@ -642,16 +644,17 @@ async def test_an_execution_that_is_deleted_under_a_reader_ends_its_stream_with_
 ) -> None:
     async with asyncio.timeout(10), door(tmp_path, TURNS, {"hold": Gate(is_open=True)}) as d:
         path = f"{EXECUTIONS}/{(await d.run())[0].json['execution_id']}"
-        monkeypatch.setattr("server.sse.REPLAY_PAGE", 2)
-        page = d.executor.executions.page
+        monkeypatch.setattr("executor.feed.REPLAY_PAGE", 2)
+        batches = d.executor.executions.batches
 
-        async def deleting(execution_id: str, **settings: Any) -> Any:
-            answer = await page(execution_id, **settings)
-            if settings.get("limit") == 2:  # what the stream holds; the rest is taken away from under it
-                await d.executor.executions.delete(execution_id)
-            return answer
+        async def deleting(execution_id: str, **settings: Any) -> AsyncGenerator[Sequence[Entry]]:
+            async for batch in batches(execution_id, **settings):
+                await d.executor.executions.delete(
+                    execution_id
+                )  # the rest is taken away from under the stream
+                yield batch
 
-        monkeypatch.setattr(d.executor.executions, "page", deleting)
+        monkeypatch.setattr(d.executor.executions, "batches", deleting)
         frames = parse((await d.client.get(f"{path}/events")).content)
         again = await d.client.get(f"{path}/events", headers={"Last-Event-ID": "2"})
     assert [frame.event for frame in frames] == ["thinking", "tool_call", "not_found"]

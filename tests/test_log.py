@@ -19,6 +19,7 @@ from executor.errors import (
     StillRunning,
     StorageUnavailable,
 )
+from executor.feed import REPLAY_PAGE
 from executor.log import Created, Entry, EventLog, Lease, Page, Row, Survey
 from executor.memory_log import InMemoryLog
 from executor.schema import PendingApproval
@@ -173,6 +174,8 @@ async def test_a_foreign_execution_is_an_unknown_one(log: EventLog) -> None:
         with pytest.raises(NotFound):
             await log.lines(name, owner=owner)
         with pytest.raises(NotFound):
+            await log.load(name, owner=owner)
+        with pytest.raises(NotFound):
             await collect(log.follow(name, owner=owner))
         with pytest.raises(NotFound):
             await append(log, name, 2, epoch=None, owner=owner)
@@ -224,7 +227,13 @@ async def test_only_a_finished_execution_can_be_deleted_and_then_it_is_gone(log:
         await log.delete("a", owner=OWNER)
     await append(log, "a", 1, final=True)
     await log.delete("a", owner=OWNER)
-    for gone in (log.get("a"), log.read("a"), log.delete("a", owner=OWNER), collect(log.follow("a"))):
+    for gone in (
+        log.get("a"),
+        log.read("a"),
+        log.load("a"),
+        log.delete("a", owner=OWNER),
+        collect(log.follow("a")),
+    ):
         with pytest.raises(NotFound):
             await gone
     assert (await log.list(OWNER)).executions == []
@@ -336,6 +345,36 @@ async def test_a_read_takes_a_part(log: EventLog) -> None:
     assert await log.lines("a", after=9) == []
 
 
+async def test_a_load_is_the_execution_and_a_part_of_its_events_with_private_parts_only_on_demand(
+    log: EventLog,
+) -> None:
+    await log.create(new("a"))
+    written = await append(log, "a", 1, 2, 3, final=True)
+    row = await log.get("a")
+    assert await log.load("a") == (row, public(*written))
+    assert await log.load("a", owner=OWNER, private=True) == (row, written)
+    assert await log.load("a", after=1, limit=1, owner=OWNER) == (row, public(written[1]))
+    assert await log.load("a", after=9) == (row, [])
+
+
+async def test_a_load_never_shows_an_end_without_the_final_event(log: EventLog) -> None:
+    await log.create(new("a"))
+
+    async def look() -> None:
+        ended = False
+        while not ended:
+            row, entries = await log.load("a", owner=OWNER)
+            ended = row.execution.ended
+            assert (row.execution.last_seq, ended) == (len(entries), bool(entries and entries[-1].is_final))
+
+    async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
+        for _ in range(3):
+            tasks.create_task(look())
+        for seq in range(1, 100):
+            await append(log, "a", seq)
+        await append(log, "a", 100, final=True)
+
+
 @requirement("log:append")
 async def test_an_append_that_another_came_before_is_refused_whole(log: EventLog) -> None:
     await log.create(new("a"))
@@ -367,7 +406,10 @@ async def test_a_driver_whose_epoch_has_passed_can_neither_append_nor_read_the_t
         await append(log, "a", 1, epoch=1)
     with pytest.raises(LeaseLost):
         await log.read("a", after=1, epoch=1)
+    with pytest.raises(LeaseLost):
+        await log.load("a", after=1, epoch=1)
     assert await log.read("a", after=1, epoch=2) == []
+    assert await log.load("a", after=1, epoch=2) == (await log.get("a"), [])
 
 
 async def test_a_door_appends_without_an_epoch(log: EventLog) -> None:
@@ -500,7 +542,7 @@ async def test_large_events_reach_live_followers(log: EventLog) -> None:
 
 async def test_a_replay_lets_others_run(log: EventLog) -> None:
     await log.create(new("a"))
-    await append(log, "a", *range(1, 401), final=True)
+    await append(log, "a", *range(1, 1_001), final=True)
     turns = 0
 
     async def count() -> None:
@@ -512,7 +554,7 @@ async def test_a_replay_lets_others_run(log: EventLog) -> None:
     counter = asyncio.create_task(count())
     await collect(log.follow("a"))
     counter.cancel()
-    assert turns >= 400 // 32 - 2  # once per checkpoint, but for the first and the last
+    assert turns >= 1_000 // REPLAY_PAGE  # once per page
 
 
 async def test_a_follower_of_an_execution_that_is_deleted_meanwhile_hears_so(log: EventLog) -> None:

@@ -160,11 +160,11 @@ class DeletesWhileItIsRead(InMemoryLog):
 
     doomed: str | None = None
 
-    async def get(self, execution_id: str, *, owner: str | None = None) -> Row:
+    async def load(self, execution_id: str, **how: Any) -> tuple[Row, Sequence[Entry]]:
         if execution_id == self.doomed:
             self.doomed = None
             await self.delete(execution_id, owner="local")
-        return await super().get(execution_id, owner=owner)
+        return await super().load(execution_id, **how)
 
 
 async def test_a_run_deleted_while_the_conversation_is_read_takes_no_other_with_it() -> None:
@@ -426,9 +426,9 @@ class Counting(InMemoryLog):
         super().__init__()
         self.reads: Counter[str] = Counter()
 
-    async def read(self, execution_id: str, **how: Any) -> Sequence[Entry]:
+    async def load(self, execution_id: str, **how: Any) -> tuple[Row, Sequence[Entry]]:
         self.reads[execution_id] += not how.get("after")
-        return await super().read(execution_id, **how)
+        return await super().load(execution_id, **how)
 
 
 @requirement("execute:session")

@@ -218,7 +218,7 @@ async def test_a_follower_of_what_ended_and_was_deleted_elsewhere_between_two_lo
     await log.create(new("a"))
     await append(log, "a", 1)
     follower = log.follow("a")
-    assert (await anext(follower)).seq == 1
+    assert await anext(follower) == public(entry(1))
     async with opened(path) as elsewhere:
         await append(elsewhere, "a", 2, final=True)
         await elsewhere.delete("a", owner=OWNER)
@@ -541,7 +541,7 @@ async def test_a_damaged_row_is_its_own_runs_trouble_and_that_has_an_end(
     async with AgenticLoopExecutor({}, [], name=profile, log=SqliteLog(path), providers=script) as executor:
         if how == "cancelled":
             await executor.executions.cancel("a")
-        entries = await collect(executor.executions.events("a"))
+        entries = await collect(executor.executions.batches("a"))
         assert [(e.seq, e.step_type, e.is_final) for e in entries] == [(1, "error", True)]
         page = await executor.executions.list()
         assert [(e.execution_id, e.ended, e.request.prompt) for e in page.executions] == [
@@ -550,7 +550,7 @@ async def test_a_damaged_row_is_its_own_runs_trouble_and_that_has_an_end(
         ]
         await executor.executions.history("a")
         later = await executor.executions.start(TaskRequest(prompt="on", session_id="s"))
-        await collect(executor.executions.events(later.execution.execution_id))
+        await collect(executor.executions.batches(later.execution.execution_id))
         assert (await executor.executions.get(later.execution.execution_id)).status == "completed"
         await executor.executions.delete("a")
 

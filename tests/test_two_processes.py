@@ -26,6 +26,7 @@ from executor.loop import AgenticLoopExecutor
 from executor.outcomes import Done
 from executor.schema import AgenticStepEvent, Execution, StepType, TaskRequest
 from executor.sqlite_log import SqliteLog
+from tests.entries import collect
 from tests.processes import TTL, Shared, Worker, shared
 from tests.requirements import requirement
 from tests.runs import lines
@@ -53,17 +54,17 @@ async def log(both: Shared) -> AsyncIterator[SqliteLog]:
 async def end(log: SqliteLog, execution_id: str, *, seconds: float = 10) -> list[AgenticStepEvent]:
     """All events of an execution, which ends within `seconds`."""
     async with asyncio.timeout(seconds):
-        return [from_entry(entry).event async for entry in log.follow(execution_id)]
+        return [from_entry(entry).event for entry in await collect(log.follow(execution_id))]
 
 
 async def seen(
     log: SqliteLog, execution_id: str, step_type: StepType, *, nth: int = 1, seconds: float = 10
 ) -> None:
     """Return once the `nth` event of this type is on record."""
-    async with asyncio.timeout(seconds), aclosing(log.follow(execution_id)) as entries:
-        async for entry in entries:
-            nth -= entry.step_type == step_type
-            if nth == 0:
+    async with asyncio.timeout(seconds), aclosing(log.follow(execution_id)) as batches:
+        async for batch in batches:
+            nth -= sum(entry.step_type == step_type for entry in batch)
+            if nth <= 0:
                 return
 
 
