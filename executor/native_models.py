@@ -16,7 +16,7 @@ from pydantic_ai.providers import Provider, infer_provider_class
 from pydantic_ai.settings import ModelSettings
 from pydantic_ai.usage import RequestUsage
 
-from executor.http_clients import roomy_client
+from executor.http_clients import RoomyClient
 from executor.keys import KeyCure, no_key, plain_cure
 from executor.model_thinker import Voice
 from executor.openai_chat import openai_chat_model
@@ -51,7 +51,7 @@ def _reached(name: str) -> tuple[Model[Any], Callable[[], Awaitable[None]] | Non
     """The model, and how to close what it was given."""
     if name.partition(":")[0] not in _ROOMY:
         return infer_model(name), None
-    client = roomy_client()
+    client = RoomyClient()
 
     def provider(kind: str) -> Provider[Any]:
         made: Callable[..., Provider[Any]] = infer_provider_class(kind)

@@ -2,7 +2,7 @@
 
 `chat.completions.create` transforms all messages through every union type (quadratic over a run), and its `post`
 builds and reads each request through layers that cost more than the exchange itself. So the body goes out as it is,
-through the SDK's own HTTP client, with its headers and its exceptions (docs/performance.md).
+by the shortest way there is, with the SDK's headers and its exceptions (docs/performance.md).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import asyncio
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 
@@ -25,7 +25,7 @@ from pydantic_ai.providers.openai import OpenAIProvider
 from pydantic_ai.tools import ToolDefinition
 from pydantic_core import to_json
 
-from executor.http_clients import roomy_client
+from executor.http_clients import RoomyClient
 from executor.keys import KeyCure, no_key, plain_cure
 from executor.text import clean_json
 
@@ -43,7 +43,7 @@ def openai_chat_model(name: str, key_cure: KeyCure = plain_cure) -> OpenAIChatMo
     if not key and "OPENAI_BASE_URL" not in os.environ:
         raise no_key(f"openai-chat:{name}", ["OPENAI_API_KEY"], key_cure)
     # A server of one's own may want no key, but the client wants one.
-    client = PlainClient(api_key=key or "api-key-not-set", max_retries=0, http_client=roomy_client())
+    client = PlainClient(api_key=key or "api-key-not-set", max_retries=0, http_client=RoomyClient())
     return _ChatModel(name, provider=OpenAIProvider(openai_client=client))
 
 
@@ -82,6 +82,8 @@ class _ChatModel(OpenAIChatModel):
 class PlainClient(AsyncOpenAI):
     """An OpenAI client whose chat completions are sent as they are and cleaned as they come."""
 
+    _redirected = False
+
     @cached_property
     def chat(self) -> AsyncChat:
         return cast("AsyncChat", _Chat(_Completions(self)))
@@ -92,29 +94,49 @@ class PlainClient(AsyncOpenAI):
         url = httpx2.URL(f"{str(self.base_url).rstrip('/')}/chat/completions")
         return _Head(url, _merged(self._client.headers, own))
 
-    async def complete(
-        self, body: Mapping[str, Any], headers: Mapping[str, str], limits: Any
-    ) -> httpx2.Response:
-        """The answer to one request. Raises the SDK's own exceptions."""
+    async def complete(self, body: Mapping[str, Any], headers: Mapping[str, str], limits: Any) -> bytes:
+        """The content of the answer to one request. Raises the SDK's own exceptions."""
         if "_head" not in vars(self):  # the SDK asks the system its name, with a program where it has to
             await asyncio.to_thread(lambda: self._head)
+        letter = self._head.letter(headers, limits)
+        try:
+            answer = await self._answer(letter, to_json(body))
+        except httpx2.TimeoutException as error:
+            raise APITimeoutError(request=letter.request) from error
+        except httpx2.HTTPError as error:
+            raise APIConnectionError(request=letter.request) from error
+        if isinstance(answer, bytes):
+            return answer
+        if not answer.is_success:
+            raise self._make_status_error_from_response(answer)
+        return answer.content
+
+    async def _answer(self, letter: _Letter, content: bytes) -> bytes | httpx2.Response:
+        exchanges = self._client.exchanges if isinstance(self._client, RoomyClient) else None
+        if exchanges is not None and not self._redirected:
+            answer = await exchanges.post(letter.request, letter.headers, content)
+            if isinstance(answer, bytes) or not answer.has_redirect_location:
+                return answer
+            # httpx2 knows what may be sent on to where; and who redirects this request will redirect the next.
+            self._redirected = True
         request = httpx2.Request(
             "POST",
-            self._head.url,
-            headers=self._head.with_more(headers),
+            letter.request.url,
+            headers=letter.headers,
             cookies=self._client.cookies,
-            content=to_json(body),
-            extensions={"timeout": httpx2.Timeout(limits).as_dict()},
+            content=content,
+            extensions=letter.request.extensions,
         )
-        try:
-            response: httpx2.Response = await self._client.send(request)
-        except httpx2.TimeoutException as error:
-            raise APITimeoutError(request=error.request) from error
-        except httpx2.HTTPError as error:
-            raise APIConnectionError(request=error.request) from error
-        if not response.is_success:
-            raise self._make_status_error_from_response(response)
+        response: httpx2.Response = await self._client.send(request)
         return response
+
+
+@dataclass(frozen=True, slots=True)
+class _Letter:
+    """A request without its content, and its headers but for those that come with that."""
+
+    request: httpx2.Request
+    headers: dict[str, str]
 
 
 class _Head:
@@ -122,16 +144,21 @@ class _Head:
     them."""
 
     def __init__(self, url: httpx2.URL, headers: httpx2.Headers) -> None:
-        self.url = url
+        self._url = url
         self._headers = headers
-        self._more: Mapping[str, str] = {}
-        self._merged = headers
+        self._more: tuple[Mapping[str, str], Any] | None = None
 
-    def with_more(self, headers: Mapping[str, str]) -> httpx2.Headers:
-        """With these as well, which are mostly those of the request before."""
-        if headers != self._more:
-            self._more, self._merged = dict(headers), _merged(self._headers, headers)
-        return self._merged
+    def letter(self, headers: Mapping[str, str], limits: Any) -> _Letter:
+        """With these headers as well, and this time, which are mostly those of the request before."""
+        if (headers, limits) != self._more:
+            self._more = dict(headers), limits
+            self._letter = self._written(headers, limits)
+        return self._letter
+
+    def _written(self, more: Mapping[str, str], limits: Any) -> _Letter:
+        headers = _merged(self._headers, more)
+        time = {"timeout": httpx2.Timeout(limits).as_dict()}
+        return _Letter(httpx2.Request("POST", self._url, headers=headers, extensions=time), dict(headers))
 
 
 def _merged(headers: httpx2.Headers, more: Mapping[str, str]) -> httpx2.Headers:
@@ -172,15 +199,15 @@ class _Completions:
         return _completion(await self._client.complete(sent, extra_headers or {}, timeout))
 
 
-def _completion(response: httpx2.Response) -> ChatCompletion | str:
+def _completion(content: bytes) -> ChatCompletion | str:
     """The answer; as text where JSON should be: Pydantic AI says so."""
     try:
-        answer = json.loads(response.content)
+        answer = json.loads(content)
     except ValueError:
-        return response.text
+        return content.decode(errors="replace")
     if not isinstance(answer, dict):
-        return response.text
-    if b"\\u" in response.content:  # Pydantic refuses lone surrogates, so they must be gone before it looks
+        return content.decode(errors="replace")
+    if b"\\u" in content:  # Pydantic refuses lone surrogates, so they must be gone before it looks
         answer = clean_json(answer)
     try:
         return ChatCompletion.model_validate(answer)
