@@ -48,7 +48,7 @@ def create_app(
         send_timeout=send_timeout,
         tools=tools,
     )
-    table: list[BaseRoute] = [*door, *mcp_routes]
+    table: list[BaseRoute] = [*mcp_routes, *door]
     app = Starlette(
         routes=table,
         middleware=[

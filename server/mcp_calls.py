@@ -1,4 +1,5 @@
-"""The calls being served: each in a task of its own, so that a caller who leaves interrupts nothing half-way.
+"""The calls being served: what changes something, in a task of its own, so that a caller who leaves interrupts nothing
+half-way; what only reads, in its caller's.
 
 A handler that is cancelled before it replied says only that its caller is gone. Why is told afterwards, if at
 all: `notifications/cancelled` with a reason arrives once the handler's scope was cancelled, on stdio and on
@@ -11,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
 from typing import Any, Final, Literal, Self, TypeAlias
 
 from mcp_types import CallToolResult
@@ -34,10 +36,15 @@ def is_time_out(reason: str) -> bool:
 class Call:
     """One call being served, and what is known of its caller."""
 
-    def __init__(self) -> None:
+    def __init__(self, key: CallKey) -> None:
+        self.key = key
         self.gone = asyncio.Event()
         self.told = asyncio.Event()
+        self.over = asyncio.Event()
         self.reason: str | None = None
+
+
+Work: TypeAlias = Callable[[Call], Coroutine[Any, Any, CallToolResult]]
 
 
 class Calls:
@@ -50,49 +57,56 @@ class Calls:
         self._closed = closed
         self._on_disconnect = on_disconnect
         self._over = asyncio.Event()
-        self._open: dict[CallKey, Call] = {}
-        self._tasks: set[asyncio.Task[CallToolResult]] = set()
+        self._open: set[Call] = set()
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:
         self._over.set()
-        for call in self._open.values():
+        for call in self._open:
             call.gone.set()
-        if self._tasks:
-            await asyncio.wait(self._tasks)
+        await self.answered(seconds=None)
 
-    async def serve(
-        self, key: CallKey, work: Callable[[Call], Coroutine[Any, Any, CallToolResult]]
-    ) -> CallToolResult:
+    async def read(self, key: CallKey, work: Work) -> CallToolResult:
+        """The result of `work(call)`, which changes nothing, and ends when this is cancelled."""
+        return await self._answer(self._begin(key), work)
+
+    async def serve(self, key: CallKey, work: Work) -> CallToolResult:
         """The result of `work(call)`, which goes on when this is cancelled: `call.gone` is set then."""
-        call = Call()
-        self._open[key] = call
-        task = asyncio.create_task(work(call), name=f"loopwright mcp call {key[1]}")
-        self._tasks.add(task)
-        task.add_done_callback(lambda done: self._ended(key, call, done))
+        call = self._begin(key)
+        task = asyncio.create_task(self._answer(call, work), name=f"loopwright mcp call {key[1]}")
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
             call.gone.set()
             raise
 
-    async def answered(self, *, seconds: float) -> None:
-        """Return once none is being served, or after so many seconds."""
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=seconds)
+    def _begin(self, key: CallKey) -> Call:
+        call = Call(key)
+        self._open.add(call)
+        return call
 
-    def _ended(self, key: CallKey, call: Call, task: asyncio.Task[CallToolResult]) -> None:
-        self._tasks.discard(task)
-        if self._open.get(key) is call:
-            del self._open[key]
+    async def _answer(self, call: Call, work: Work) -> CallToolResult:
+        try:
+            return await work(call)
+        finally:
+            self._open.discard(call)
+            call.over.set()
+
+    async def answered(self, *, seconds: float | None) -> None:
+        """Return once all that are being served now are over, or after so many seconds."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                for call in tuple(self._open):
+                    await call.over.wait()
 
     def tell(self, key: CallKey, reason: str | None) -> None:
         """The caller has said that it wants no answer to this call any more, and perhaps why."""
-        if call := self._open.get(key):
-            call.reason = reason or ""
-            call.told.set()
+        for call in self._open:
+            if call.key == key:
+                call.reason = reason or ""
+                call.told.set()
 
     async def wants_stop(self, call: Call) -> bool:
         """Whether the run should end because this caller is gone: yes for an explicit stop, no for a time-out

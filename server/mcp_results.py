@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Final
 
 from mcp_types import CallToolResult, TextContent
@@ -20,7 +20,7 @@ MAX_STEP_BYTES: Final = 4096
 MAX_LISTED_PROMPT: Final = 200
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Reply:
     """The answer to one call. Field for field what `mcp_schemas.OUTPUT_SCHEMA` says."""
 
@@ -39,10 +39,9 @@ class Reply:
 
     def result(self) -> CallToolResult:
         """The reply as MCP sends it; an error only for what was refused and for runs that failed."""
-        content: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
         return CallToolResult(
             content=[TextContent(text=clean(self.text()))],
-            structured_content=clean_json(content),
+            structured_content=clean_json(vars(self)),
             is_error=self.error is not None,
         )
 

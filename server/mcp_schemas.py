@@ -178,6 +178,11 @@ ANSWER_APPROVAL: Final = Tool(
 )
 
 TOOLS: Final = (EXECUTE_TASK, GET_EXECUTION, CANCEL_EXECUTION, ANSWER_APPROVAL)
+TOOL_NAMES: Final = frozenset(tool.name for tool in TOOLS)
+READING: Final = frozenset(
+    tool.name for tool in TOOLS if tool.annotations is not None and tool.annotations.read_only_hint
+)
+"""The tools that change nothing."""
 
 INSTRUCTIONS: Final = (
     "execute_task runs a whole job and answers within wait_seconds. A run that is not finished by then goes on: "

@@ -47,7 +47,7 @@ from .mcp_calls import Call, CallKey, Calls, OnDisconnect
 from .mcp_lines import Unreadable, body
 from .mcp_progress import HEARTBEAT
 from .mcp_resources import RESOURCES, TEMPLATES, read_resource
-from .mcp_schemas import INSTRUCTIONS, TOOLS
+from .mcp_schemas import INSTRUCTIONS, READING, TOOL_NAMES, TOOLS
 from .mcp_tools import Caller, Tools
 from .problems import TooLarge, TooSlow
 from .ready import ToolsStatus, no_tools
@@ -93,7 +93,7 @@ class McpDoor(Server[Calls]):
             instructions=INSTRUCTIONS,
             lifespan=self._calls,
             cache_hints={"tools/list": CacheHint(ttl_ms=3_600_000, scope="public")},
-            get_tool_input_schema={tool.name: tool.input_schema for tool in TOOLS}.get,
+            get_tool_input_schema=_no_headers,
             on_list_tools=self._list_tools,
             on_call_tool=self._call_tool,
             on_list_resources=self._list_resources,
@@ -133,7 +133,7 @@ class McpDoor(Server[Calls]):
         return ListToolsResult(tools=list(TOOLS))
 
     async def _call_tool(self, context: Context, params: CallToolRequestParams) -> CallToolResult:
-        if params.name not in {tool.name for tool in TOOLS}:
+        if params.name not in TOOL_NAMES:
             raise MCPError(code=INVALID_PARAMS, message=f"Unknown tool: {params.name}")
         calls = context.lifespan_context
 
@@ -144,7 +144,8 @@ class McpDoor(Server[Calls]):
             caller = Caller(owner=_owner(context), depth=_depth(params), call=call, calls=calls, send=send)
             return await self._tools.call(params.name, params.arguments, caller)
 
-        return await calls.serve(_key(context, context.request_id), work)
+        serve = calls.read if params.name in READING else calls.serve
+        return await serve(_key(context, context.request_id), work)
 
     async def _caller_left(self, context: Context, params: CancelledNotificationParams) -> None:
         context.lifespan_context.tell(_key(context, params.request_id), params.reason)
@@ -161,6 +162,10 @@ class McpDoor(Server[Calls]):
         return await read_resource(
             str(params.uri), self.executions, owner=_owner(context), tools=self._tools_status
         )
+
+
+def _no_headers(name: str) -> None:
+    """What the SDK holds `Mcp-Param-*` headers against: no schema of ours names one (`x-mcp-header`)."""
 
 
 def _owner(context: Context) -> str:

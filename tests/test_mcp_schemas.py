@@ -67,6 +67,10 @@ def test_the_schemas_have_the_names_types_and_bounds_that_are_checked(name: str)
     assert tool.input_schema["additionalProperties"] is False
 
 
+def test_no_argument_is_to_be_sent_as_a_header_too() -> None:
+    assert "x-mcp-header" not in json.dumps([tool.input_schema for tool in TOOLS])
+
+
 def test_execute_task_takes_every_field_of_a_task_request_with_its_default() -> None:
     advertised = TOOLS[0].input_schema["properties"]
     told = {name: schema["default"] for name, schema in advertised.items() if "default" in schema}
