@@ -29,8 +29,9 @@ LOOK_SECONDS = 0.02
 LOCKED_SECONDS = 30.0
 """How long a batch waits for another process's lock before its jobs are refused."""
 
-BATCH = 500
-"""Jobs committed together at most."""
+BATCH = 64
+"""Jobs committed together at most. With all of a thousand in one, the event loop and this thread would only ever wait
+for one another; so one prepares while the other commits."""
 
 OWN_FAULTS = (
     sqlite3.IntegrityError,
