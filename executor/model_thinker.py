@@ -39,6 +39,7 @@ from executor.forms import Form, NativeForm, ResponseFormat, Told
 from executor.outcomes import Thought
 from executor.output_tool import OutputTool
 from executor.response_formats import ResponseFormats
+from executor.said import Memory
 from executor.think import Ask, ModelFailure, Transient
 
 SAFE_OUTPUT_TOKENS = 16_384
@@ -97,6 +98,7 @@ class ModelThinker:
         self._deps = deps
         self._form: Form = form or NativeForm()
         self._output: OutputTool | None = None
+        self._memory = Memory()
 
     async def think(self, ask: Ask, transient: Transient | None = None) -> Thought:
         """The model's answer, its calls marked from `ask.tools`. Raises `ModelFailure`, nothing else."""
@@ -174,11 +176,12 @@ class ModelThinker:
             "model_settings": request.settings,
             "model_request_parameters": ModelRequestParameters(function_tools=request.tools),
         }
-        if not self._streams(request):
-            return await model_request(self.voice.model, request.messages, **arguments)
-        async with model_request_stream(self.voice.model, request.messages, **arguments) as stream:
-            await self._listen(stream, request.transient)
-            return stream.get()
+        with self._memory.remembering():  # an agent's hooks may change messages; here nobody does
+            if not self._streams(request):
+                return await model_request(self.voice.model, request.messages, **arguments)
+            async with model_request_stream(self.voice.model, request.messages, **arguments) as stream:
+                await self._listen(stream, request.transient)
+                return stream.get()
 
     def _streams(self, request: _Request) -> bool:
         return self._limits.streaming or request.transient is not None

@@ -10,15 +10,16 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 
 import httpx2
 from openai import APIConnectionError, APITimeoutError, AsyncOpenAI, AsyncStream, NotGiven, Omit
-from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from openai.types.chat import ChatCompletion, ChatCompletionChunk, ChatCompletionMessageParam
 from pydantic import ValidationError
+from pydantic_ai.messages import ModelRequest, ModelResponse
 from pydantic_ai.models import ModelRequestParameters
 from pydantic_ai.models.openai import OpenAIChatModel
 from pydantic_ai.providers.openai import OpenAIProvider
@@ -27,6 +28,7 @@ from pydantic_core import to_json
 
 from executor.http_clients import RoomyClient
 from executor.keys import KeyCure, no_key, plain_cure
+from executor.said import memory, written
 from executor.text import clean_json
 
 if TYPE_CHECKING:
@@ -53,8 +55,8 @@ def given(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class _ChatModel(OpenAIChatModel):
-    """Rewrites the schema of a tool, as OpenAI wants it, once and not with every request: with fifty tools that takes
-    longer than all the rest of a turn."""
+    """Does once what its base does with every request: it rewrites the schema of a tool, as OpenAI wants it (with fifty
+    tools that takes longer than all the rest of a turn), and puts what a run has said into OpenAI's words."""
 
     def __init__(self, name: str, *, provider: OpenAIProvider) -> None:
         super().__init__(name, provider=provider)
@@ -78,6 +80,26 @@ class _ChatModel(OpenAIChatModel):
         schema, strict = self._rewritten[asked]
         return replace(tool, parameters_json_schema=schema, strict=strict)
 
+    async def _map_user_message(self, message: ModelRequest) -> AsyncIterator[ChatCompletionMessageParam]:
+        kept = memory()
+        told: Any = None if kept is None else kept.recall(message)
+        if told is None:
+            told = [one async for one in super()._map_user_message(message)]
+            if kept is not None:
+                told = kept.keep(message, told)
+        for one in told:
+            yield one
+
+    def _map_model_response(self, message: ModelResponse) -> ChatCompletionMessageParam | None:
+        kept = memory()
+        told: Any = None if kept is None else kept.recall(message)
+        if told is None:
+            one = super()._map_model_response(message)
+            if kept is None:
+                return one
+            told = kept.keep(message, [] if one is None else [one])
+        return told[0] if told else None
+
 
 class PlainClient(AsyncOpenAI):
     """An OpenAI client whose chat completions are sent as they are and cleaned as they come."""
@@ -100,7 +122,7 @@ class PlainClient(AsyncOpenAI):
             await asyncio.to_thread(lambda: self._head)
         letter = self._head.letter(headers, limits)
         try:
-            answer = await self._answer(letter, to_json(body))
+            answer = await self._answer(letter, written(body))
         except httpx2.TimeoutException as error:
             raise APITimeoutError(request=letter.request) from error
         except httpx2.HTTPError as error:

@@ -5,11 +5,8 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
-import ssl
 import zlib
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,101 +14,8 @@ import pytest
 from openai import APIConnectionError, APIStatusError, APITimeoutError, AsyncOpenAI
 
 from executor.http_clients import RoomyClient
-from executor.openai_chat import openai_chat_model
 from tests.certificates import certificate
-
-SOON = 60.0
-KEY = "sk-test-0123456789abcdef"
-ANSWER = json.dumps(
-    {
-        "id": "a",
-        "object": "chat.completion",
-        "created": 1,
-        "model": "gpt-4o",
-        "choices": [
-            {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "3"}},
-        ],
-    }
-).encode()
-
-
-@dataclass
-class Arrived:
-    """One request as it came over the wire."""
-
-    line: str
-    headers: dict[str, str]
-    body: Any
-
-
-@dataclass
-class Peer:
-    """A server that answers each request with the next of `answers`, then with `ANSWER`; None: not at all, and a `!` in
-    front: by closing after it."""
-
-    answers: list[bytes | None] = field(default_factory=list)
-    arrived: list[Arrived] = field(default_factory=list)
-    connections: int = 0
-    silent: asyncio.Event = field(default_factory=asyncio.Event)
-    gone: asyncio.Event = field(default_factory=asyncio.Event)
-    url: str = ""
-
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.connections += 1
-        try:
-            while await self._one(reader, writer):
-                pass
-        except (asyncio.IncompleteReadError, ConnectionError):
-            pass
-        finally:
-            writer.close()
-            with suppress(ConnectionError):
-                await writer.wait_closed()
-            self.gone.set()
-
-    async def _one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-        head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
-        pairs = (line.partition(": ") for line in head[1:] if line)
-        headers = {name.lower(): value for name, _, value in pairs}
-        body = await reader.readexactly(int(headers.get("content-length", "0")))
-        self.arrived.append(Arrived(head[0], headers, json.loads(body or b"null")))
-        answer = self.answers.pop(0) if self.answers else whole(ANSWER)
-        if answer is None:
-            self.silent.set()
-            await reader.readexactly(1)  # until the client leaves
-        else:
-            writer.write(answer.removeprefix(b"!"))
-            await writer.drain()
-        return answer is not None and not answer.startswith(b"!")
-
-
-def whole(content: bytes, *headers: str, status: str = "200 OK") -> bytes:
-    lines = [f"HTTP/1.1 {status}", "content-type: application/json", f"content-length: {len(content)}"]
-    return "\r\n".join([*lines, *headers, "", ""]).encode() + content
-
-
-@asynccontextmanager
-async def peer(*answers: bytes | None, tls: ssl.SSLContext | None = None) -> AsyncIterator[Peer]:
-    server = Peer(list(answers))
-    listening = await asyncio.start_server(server.serve, "127.0.0.1", 0, ssl=tls)
-    scheme = "http" if tls is None else "https"
-    server.url = f"{scheme}://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
-    try:
-        yield server
-    finally:
-        listening.close()
-
-
-@asynccontextmanager
-async def client(url: str) -> AsyncIterator[AsyncOpenAI]:
-    with pytest.MonkeyPatch.context() as environment:
-        environment.setenv("OPENAI_API_KEY", KEY)
-        environment.setenv("OPENAI_BASE_URL", f"{url}/v1")
-        made = (await asyncio.to_thread(openai_chat_model, "gpt-4o")).client
-    try:
-        yield made
-    finally:
-        await made.close()
+from tests.raw_provider import ANSWER, KEY, SOON, Peer, client, peer, whole
 
 
 async def asked(one: AsyncOpenAI, within: float = SOON) -> str | None:
@@ -128,7 +32,7 @@ async def test_requests_one_after_the_other_share_a_connection() -> None:
         assert [await asked(one) for _ in range(3)] == ["3"] * 3
     assert server.connections == 1
     assert [request.line for request in server.arrived] == ["POST /v1/chat/completions HTTP/1.1"] * 3
-    assert [request.body for request in server.arrived] == [SENT] * 3
+    assert [json.loads(request.body) for request in server.arrived] == [SENT] * 3
 
 
 async def test_what_is_sent_has_the_headers_that_the_client_in_front_would_send(
@@ -171,7 +75,7 @@ async def test_a_redirect_keeps_method_and_body_and_takes_no_key_to_another_orig
         async with peer(there, there, there) as server, client(server.url) as one:
             assert [await asked(one) for _ in range(2)] == ["3"] * 2
     assert [request.line for request in other.arrived] == ["POST /v2/chat/completions HTTP/1.1"] * 2
-    assert [request.body for request in other.arrived] == [SENT] * 2
+    assert [json.loads(request.body) for request in other.arrived] == [SENT] * 2
     assert [request.headers.get("authorization") for request in other.arrived] == [None] * 2
     # the first is asked once more, by the client that follows redirects; the second by that one alone
     assert [request.headers["authorization"] for request in server.arrived] == [f"Bearer {KEY}"] * 3
@@ -185,7 +89,7 @@ async def test_a_proxy_of_the_environment_is_asked(monkeypatch: pytest.MonkeyPat
             assert await asked(one) == "3"
     (request,) = proxy.arrived
     assert request.line == "POST http://models.invalid/v1/chat/completions HTTP/1.1"
-    assert request.body == SENT
+    assert json.loads(request.body) == SENT
 
 
 MISHAPS: dict[str, bytes] = {
