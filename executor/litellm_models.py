@@ -42,7 +42,10 @@ MAX_OLLAMA_MODELS = 256
 
 
 def load() -> ModuleType:
-    """LiteLLM, imported, made quiet and warm. Takes seconds the first time: call it in a thread."""
+    """LiteLLM, imported and made quiet. Takes seconds the first time: call it in a thread.
+
+    What its first request imports besides takes as long here as there, and stops nobody for more than 0.05 s.
+    """
     # Read by LiteLLM: without them it fetches its price list at import, and other lists later, over the network.
     os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "true")
     os.environ.setdefault("LITELLM_OFFLINE_MODE", "true")
@@ -55,7 +58,6 @@ def load() -> ModuleType:
 
         litellm.suppress_debug_info = True  # else it prints to stdout on every error
         _quiet_loggers()
-        _warm_up(litellm)
         _ask_ollama_once()
     # It imports providers when they are first used; Pydantic remarks on type definitions in those modules.
     warnings.filterwarnings("ignore", message=r".* using the `ReadOnly` qualifier", category=UserWarning)
@@ -70,15 +72,12 @@ def _quiet_loggers() -> None:
         logger.setLevel(logging.CRITICAL)  # its error lines may quote keys; failures reach us as exceptions
 
 
-def _warm_up(litellm: ModuleType) -> None:
-    """Have it load here what it would load in the event loop at the first request (0.8 s of it)."""
-    _rehearse(litellm, "gpt-3.5-turbo")
-
-
-def _rehearse(litellm: ModuleType, model: str) -> None:
-    """A streamed answer of nobody's. It loads the vocabulary of the model, that tokens are counted with."""
+def _load_vocabularies(litellm: ModuleType) -> None:
+    """Have it load what it counts the tokens of streamed answers with (OpenAI's newer models have one vocabulary, all
+    others another), by a streamed answer of nobody's."""
     messages = [{"role": "user", "content": "warm up"}]
-    list(litellm.completion(model=model, messages=messages, mock_response="warm", stream=True))
+    for model in ("gpt-3.5-turbo", "gpt-4o"):
+        list(litellm.completion(model=model, messages=messages, mock_response="warm", stream=True))
 
 
 def _ask_ollama_once() -> None:
@@ -166,14 +165,14 @@ class _Chat:
 class _Completions:
     def __init__(self, litellm: ModuleType) -> None:
         self._litellm = litellm
-        self._rehearsed = False
+        self._can_count = False
 
     async def create(self, **arguments: Any) -> ChatCompletion | _Chunks:
         request = _request(arguments)
-        if request.get("stream") and not self._rehearsed:
-            # Loading the large vocabulary holds the interpreter lock for 0.13 s: only for those who stream.
-            await asyncio.to_thread(_rehearse, self._litellm, "gpt-4o")
-            self._rehearsed = True
+        if request.get("stream") and not self._can_count:
+            # They hold the interpreter lock for 0.05 and 0.13 s: only for those who stream.
+            await asyncio.to_thread(_load_vocabularies, self._litellm)
+            self._can_count = True
         answer = await self._litellm.acompletion(**request, num_retries=0, max_retries=0, drop_params=True)
         if request.get("stream"):
             return _Chunks(answer)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -284,3 +287,37 @@ async def test_two_users_in_one_loop_close_litellms_clients_only_together(
         thought = await second.thinker("gpt-4o").think(ask())
         await second.aclose()
     assert thought.text == "3"
+
+
+VOCABULARIES = """
+import asyncio, pytest
+from executor.providers import Providers
+from tests.fake_models import Answer, FakeModels
+from tests.thinking import OPENAI, ask, point
+
+async def loaded(streaming):
+    providers = Providers(streaming=streaming)
+    async with FakeModels([Answer(text="3")]) as fake:
+        point(pytest.MonkeyPatch(), OPENAI, fake)
+        await providers.thinker("openai/gpt-4o").think(ask())
+    await providers.aclose()
+    from tiktoken.registry import ENCODINGS
+    return sorted(ENCODINGS)
+
+async def main():
+    print(await loaded(streaming=False), await loaded(streaming=True))
+
+asyncio.run(main())
+"""
+
+
+def test_a_model_of_openais_waits_for_no_vocabulary_unless_its_answers_are_streamed() -> None:
+    done = subprocess.run(  # a process of its own: what is loaded once stays
+        [sys.executable, "-c", VOCABULARIES],
+        cwd=Path(__file__).parents[1],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+    assert (done.stdout, done.returncode) == ("[] ['cl100k_base', 'o200k_base']\n", 0), done.stderr
