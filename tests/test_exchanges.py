@@ -199,6 +199,9 @@ async def test_a_certificate_is_trusted_when_the_environment_says_so(
 
 @pytest.mark.parametrize("variable", ["HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"])
 def test_whatever_may_need_a_proxy_is_left_to_httpx2(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for proxy in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
+        monkeypatch.delenv(proxy, raising=False)
+        monkeypatch.delenv(proxy.lower(), raising=False)
     assert RoomyClient().exchanges is not None
     monkeypatch.setenv(variable, "http://127.0.0.1:9")
     assert RoomyClient().exchanges is None
