@@ -176,7 +176,9 @@ class ModelThinker:
             "model_settings": request.settings,
             "model_request_parameters": ModelRequestParameters(function_tools=request.tools),
         }
-        with self._memory.remembering():  # an agent's hooks may change messages; here nobody does
+        with self._memory.remembering(
+            len(request.messages)
+        ):  # an agent's hooks may change them; here nobody does
             if not self._streams(request):
                 return await model_request(self.voice.model, request.messages, **arguments)
             async with model_request_stream(self.voice.model, request.messages, **arguments) as stream:

@@ -13,6 +13,10 @@ from typing import Any
 from pydantic_ai.messages import ModelMessage
 from pydantic_core import to_json
 
+WORTH_KEEPING = 50
+"""Messages of a request from which on what it says is kept. What a thousand short conversations kept would cost the
+garbage collector more time than it saves, and each of them 15 KB."""
+
 
 class Said(dict[str, Any]):
     """A message in OpenAI's words. `json` is the same as bytes; None: somebody has changed it since."""
@@ -41,9 +45,10 @@ class Memory:
         self._now = self._before
 
     @contextmanager
-    def remembering(self) -> Iterator[None]:
-        """While this is entered, models may say what they have said before; what is not said again is forgotten."""
-        token = _MEMORY.set(self)
+    def remembering(self, messages: int) -> Iterator[None]:
+        """While this is entered, for a request of so many messages, models may say what they have said before; what is
+        not said again is forgotten."""
+        token = _MEMORY.set(self if messages >= WORTH_KEEPING else None)
         self._now = {}
         try:
             yield
@@ -82,7 +87,7 @@ def memory() -> Memory | None:
 def written(body: Mapping[str, Any]) -> bytes:
     """`to_json(body)`, with what is known of its messages."""
     messages = body.get("messages")
-    if not isinstance(messages, list):
+    if not isinstance(messages, list) or not any(type(message) is Said for message in messages):
         return to_json(body)
     told = [(message.json if type(message) is Said else None) or to_json(message) for message in messages]
     head, here, tail = to_json({**body, "messages": []}).partition(_HERE)

@@ -27,7 +27,7 @@ from pydantic_core import to_json
 from executor.conversation import RESPONSE
 from executor.model_thinker import Limits, ModelThinker, Voice
 from executor.outcomes import Call, Slot, Turn
-from executor.said import Memory, Said, written
+from executor.said import WORTH_KEEPING, Memory, Said, written
 from executor.think import Ask, Chapter
 from tests.raw_provider import SOON, model, peer
 from tests.thinking import ask
@@ -106,8 +106,9 @@ def thinker(asked: Model[Any], agent: Agent[None, Any] | None = None) -> ModelTh
 
 @pytest.mark.parametrize("earlier", EARLIER.values(), ids=EARLIER)
 async def test_each_request_of_a_drive_is_the_one_that_pydantic_ai_makes(
-    earlier: tuple[Chapter, ...],
+    earlier: tuple[Chapter, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("executor.said.WORTH_KEEPING", 0)
     async with asyncio.timeout(SOON), peer() as server, model(server.url) as ours:
         remembers = thinker(ours)
         for asked in told(earlier):
@@ -140,20 +141,21 @@ async def test_a_turn_is_put_into_openais_words_once(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(OpenAIChatModel, "_map_model_response", spied)
     monkeypatch.setattr(OpenAIChatModel, "_map_user_message", spied_too)
-    turns = [turn(called("add", n)) for n in range(30)]
+    short, long = WORTH_KEEPING // 2 - 1, WORTH_KEEPING
+    turns = [turn(called("add", n)) for n in range(long)]
     async with asyncio.timeout(SOON), peer() as server, model(server.url) as ours:
         remembers = thinker(ours)
-        for n in range(len(turns) + 1):
+        for n in range(short, long + 1):
             await remembers.think(ask(chapter=Chapter("1 + 2?", tuple(turns[:n])), left="[one turn less]"))
-    assert len(json.loads(server.arrived[-1].body)["messages"]) == 2 + 2 * 30 + 1
-    assert mapped.count("tool-call") == 30
-    assert (
-        mapped.count("tool-return") == 2 * 30 - 1
-    )  # the newest also with the line of what is left behind it
-    assert mapped.count("system-prompt") == 31  # the prompt is put together anew each time
+    assert len(json.loads(server.arrived[-1].body)["messages"]) == 2 + 2 * long + 1
+    # the first request is too short to be worth it, and is found anew once
+    assert mapped.count("tool-call") == short + long
+    assert mapped.count("system-prompt") == long + 1 - short  # the prompt is put together anew each time
 
 
-async def test_what_an_agents_hooks_may_change_is_not_remembered() -> None:
+async def test_what_an_agents_hooks_may_change_is_not_remembered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     changing = ModelRequest(parts=[])
 
     async def asked_of(context: RunContext[None], messages: list[ModelMessage]) -> list[ModelMessage]:
@@ -161,6 +163,7 @@ async def test_what_an_agents_hooks_may_change_is_not_remembered() -> None:
         return [changing]
 
     async with asyncio.timeout(SOON), peer() as server, model(server.url) as ours:
+        monkeypatch.setattr("executor.said.WORTH_KEEPING", 0)
         agent = Agent(ours, capabilities=[ProcessHistory(asked_of)])
         remembers = thinker(ours, agent)
         for _ in range(2):
@@ -173,26 +176,26 @@ async def test_what_an_agents_hooks_may_change_is_not_remembered() -> None:
 def test_what_is_not_said_again_is_forgotten() -> None:
     memory = Memory()
     first, second = (ModelRequest(parts=[UserPromptPart("hi")]) for _ in range(2))
-    with memory.remembering():
+    with memory.remembering(WORTH_KEEPING):
         said = memory.keep(first, [{"role": "user", "content": "hi"}])
-    with memory.remembering():
+    with memory.remembering(WORTH_KEEPING):
         assert memory.recall(first) is said
         assert memory.recall(second) is None  # equal, but another
-    with memory.remembering():
+    with memory.remembering(WORTH_KEEPING):
         pass
-    with memory.remembering():
+    with memory.remembering(WORTH_KEEPING):
         assert memory.recall(first) is None
 
 
 def test_a_message_that_was_changed_is_written_as_it_is_and_found_anew_the_next_time() -> None:
     memory, message = Memory(), ModelResponse(parts=[TextPart("hi")])
-    with memory.remembering():
+    with memory.remembering(WORTH_KEEPING):
         (said,) = memory.keep(message, [{"role": "assistant", "content": "hi", "name": "x"}])
     said["reasoning_content"] = ""
     del said["name"]
     body = {"model": '"messages":[]', "messages": [said, {"role": "user"}], "tools": [{"messages": []}]}
     assert written(body) == to_json({**body, "messages": [dict(said), {"role": "user"}]})
-    with memory.remembering():
+    with memory.remembering(WORTH_KEEPING):
         assert memory.recall(message) is None
 
 
