@@ -176,9 +176,8 @@ class ModelThinker:
             "model_settings": request.settings,
             "model_request_parameters": ModelRequestParameters(function_tools=request.tools),
         }
-        with self._memory.remembering(
-            len(request.messages)
-        ):  # an agent's hooks may change them; here nobody does
+        # Only here: an agent's hooks may change the messages between its requests.
+        with self._memory.remembering(len(request.messages)):
             if not self._streams(request):
                 return await model_request(self.voice.model, request.messages, **arguments)
             async with model_request_stream(self.voice.model, request.messages, **arguments) as stream:
