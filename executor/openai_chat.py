@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
@@ -28,7 +28,7 @@ from pydantic_core import to_json
 
 from executor.http_clients import RoomyClient
 from executor.keys import KeyCure, no_key, plain_cure
-from executor.said import memory, written
+from executor.said import Memory, memory, written
 from executor.text import clean_json
 
 if TYPE_CHECKING:
@@ -80,23 +80,26 @@ class _ChatModel(OpenAIChatModel):
         schema, strict = self._rewritten[asked]
         return replace(tool, parameters_json_schema=schema, strict=strict)
 
-    async def _map_user_message(self, message: ModelRequest) -> AsyncIterator[ChatCompletionMessageParam]:
+    def _map_user_message(self, message: ModelRequest) -> AsyncIterable[ChatCompletionMessageParam]:
         kept = memory()
-        told: Any = None if kept is None else kept.recall(message)
+        return super()._map_user_message(message) if kept is None else self._recalled(kept, message)
+
+    async def _recalled(
+        self, kept: Memory, message: ModelRequest
+    ) -> AsyncIterator[ChatCompletionMessageParam]:
+        told: Any = kept.recall(message)
         if told is None:
-            told = [one async for one in super()._map_user_message(message)]
-            if kept is not None:
-                told = kept.keep(message, told)
+            told = kept.keep(message, [one async for one in super()._map_user_message(message)])
         for one in told:
             yield one
 
     def _map_model_response(self, message: ModelResponse) -> ChatCompletionMessageParam | None:
         kept = memory()
-        told: Any = None if kept is None else kept.recall(message)
+        if kept is None:
+            return super()._map_model_response(message)
+        told: Any = kept.recall(message)
         if told is None:
             one = super()._map_model_response(message)
-            if kept is None:
-                return one
             told = kept.keep(message, [] if one is None else [one])
         return told[0] if told else None
 
