@@ -47,6 +47,10 @@ LAST_WORDS: Final = 1.0
 """Seconds that a closing executor gives to runs whose callers have just left."""
 
 
+READ_AT_ONCE: Final = 16
+"""Runs that are read from the log at once when they begin. Of a thousand that come together the first ones have asked
+their models while the others are still read; else all would ask at the end, and then wait together."""
+
 log = logging.getLogger("loopwright.executor")
 
 
@@ -80,6 +84,7 @@ class Loop:
             signs=signs or Signs(),
         )
         self._partial_answer = partial_answer
+        self._reading = asyncio.Semaphore(READ_AT_ONCE)
 
     async def drive(self, lease: Lease) -> bool:
         """Run one execution to its end (True), or to a question (False). Raises `LeaseLost` when another driver has it."""
@@ -159,7 +164,8 @@ class Loop:
             await journal.record(Broken(error=reason), now=self._clock())
 
     async def _journal(self, lease: Lease) -> Journal:
-        return await Journal.open(self._log, lease, partial_answer=self._partial_answer)
+        async with self._reading:
+            return await Journal.open(self._log, lease, partial_answer=self._partial_answer)
 
 
 class AgenticLoopExecutor:
