@@ -34,7 +34,9 @@ _NOT_REPLAYED = dict.fromkeys(
     True,
 )
 """Fields of a stored answer that no later request is made from."""
-_TOLD_ELSEWHERE = frozenset(("finish_reason", "timestamp"))
+RESPONSE_COST = "response_cost"
+"""Where LiteLLM says in US dollars what an answer cost, and we in its `provider_details`."""
+_TOLD_ELSEWHERE = frozenset(("finish_reason", "timestamp", RESPONSE_COST))
 """The same of its `provider_details`."""
 
 _GENERATED = "pyd_ai_"

@@ -24,6 +24,7 @@ from pydantic_ai.models.openai import OpenAIChatModel
 from pydantic_ai.profiles import ModelProfile
 from pydantic_ai.providers.openai_compatible import OpenAICompatibleProvider
 
+from executor.answers import RESPONSE_COST
 from executor.failures import overflow
 from executor.keys import KeyCure, missing_keys, no_key, plain_cure
 from executor.model_thinker import Voice
@@ -126,7 +127,7 @@ def litellm_voice(litellm: ModuleType, name: str, key_cure: KeyCure = plain_cure
     )
     return Voice(
         name=name,
-        model=OpenAIChatModel(name, provider=provider),
+        model=_LiteLLMModel(name, provider=provider),
         price=lambda response: cost(litellm, name, response),
         max_output_tokens=max_output_tokens(litellm, name),
         cure=lambda error: better_said(litellm, name, error, key_cure),
@@ -143,6 +144,15 @@ def better_said(litellm: ModuleType, name: str, error: Exception, key_cure: KeyC
         variables = missing_keys(name) or litellm.validate_environment(name)["missing_keys"]
         return no_key(name, variables, key_cure)
     return None
+
+
+class _LiteLLMModel(OpenAIChatModel):
+    """Hands on what LiteLLM says that an answer cost."""
+
+    def _process_provider_details(self, response: ChatCompletion) -> dict[str, Any] | None:
+        details = super()._process_provider_details(response)
+        paid = (response.model_extra or {}).get(RESPONSE_COST)
+        return details if paid is None else {**(details or {}), RESPONSE_COST: paid}
 
 
 class LiteLLMClient(AsyncOpenAI):
@@ -176,7 +186,11 @@ class _Completions:
         answer = await self._litellm.acompletion(**request, num_retries=0, max_retries=0, drop_params=True)
         if request.get("stream"):
             return _Chunks(answer)
-        return ChatCompletion.model_validate(clean_json(answer.model_dump(warnings=False)))
+        said = clean_json(answer.model_dump(warnings=False))
+        # https://docs.litellm.ai/docs/completion/token_usage: to reckon it once more takes 0.25 ms
+        return ChatCompletion.model_validate(
+            {**said, RESPONSE_COST: answer._hidden_params.get(RESPONSE_COST)}
+        )
 
 
 def _request(arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -258,6 +272,10 @@ def cost(litellm: ModuleType, name: str, response: ModelResponse) -> float | Non
     """US dollars for one answer; None when the price list does not have the model."""
     if (priced := priced_as(litellm, name)) is None:
         return None
+    if paid := (response.provider_details or {}).get(
+        RESPONSE_COST
+    ):  # not of what no provider has counted, which is 0
+        return float(paid)
     usage = response.usage
     provider = litellm.model_cost[priced].get("litellm_provider")
     paid_in, paid_out = litellm.cost_per_token(

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from executor.answers import RESPONSE_COST
+from executor.litellm_models import load
 from executor.outcomes import Call as RunCall
 from executor.outcomes import Slot, Turn
 from executor.providers import Providers
@@ -79,6 +81,37 @@ async def test_litellm_gives_parallel_calls_reasoning_usage_and_cost_and_takes_t
         "auto",
         ["You add.", "What is 1 + 2?", "Adding.", {"a": 1}, {"a": 2}, "1", "2", "[9 of 10 turns left]"],
     )
+
+
+@requirement("model:litellm")
+@each_provider
+async def test_what_litellm_has_reckoned_is_not_reckoned_once_more_nor_put_on_record(
+    monkeypatch: pytest.MonkeyPatch, provider: Provider
+) -> None:
+    litellm = await asyncio.to_thread(load)
+    monkeypatch.setattr(litellm, "cost_per_token", None)
+    answer = Answer(text="3", input_tokens=100, output_tokens=20)
+    providers = Providers()
+    async with asyncio.timeout(60), FakeModels([answer]) as fake:
+        point(monkeypatch, provider, fake)
+        thought = await providers.thinker(provider.model).think(ask())
+        await providers.aclose()
+    assert thought.cost_usd == pytest.approx(100 * provider.price[0] + 20 * provider.price[1])
+    assert RESPONSE_COST not in json.dumps(thought.message)
+
+
+async def test_an_answer_whose_tokens_nobody_counted_costs_what_they_are_estimated_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    uncounted = Answer(text="three " * 20, input_tokens=0, output_tokens=0)
+    providers = Providers()
+    async with asyncio.timeout(60), FakeModels([uncounted]) as fake:
+        point(monkeypatch, OPENAI, fake)
+        thought = await providers.thinker(OPENAI.model).think(ask())
+        await providers.aclose()
+    estimate = thought.input_tokens * OPENAI.price[0] + thought.output_tokens * OPENAI.price[1]
+    assert thought.estimated
+    assert thought.cost_usd == pytest.approx(estimate) != 0
 
 
 def read_openai(body: dict[str, Any]) -> tuple[str, list[Any]]:
