@@ -33,7 +33,7 @@ Call = Callable[[], Awaitable[object]]
 def run(setting: Setting) -> list[Figure]:
     """The table of item 5."""
     env = environment(setting.folder, setting.model_url, LOOPWRIGHT_MODEL="openai-chat:gpt-4o")
-    rounds = setting.rounds(4, 30)
+    rounds = setting.rounds(4, 100)
     with _serving(env, setting.folder) as url, Child("tests.bench.bare_server", "http", env=env) as bare:
         over_http = asyncio.run(_clients(url, f"{bare.hello}/mcp", rounds))
     over_stdio = asyncio.run(
