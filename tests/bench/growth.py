@@ -2,7 +2,7 @@
 
 A run has at most 50 turns that call tools, so a longer conversation is a session of several; Pydantic AI's `Agent`
 goes on from its own message history in the same pieces. Keeps its points as `growth-points.json` and, where
-matplotlib is installed (dependency group `bench`), draws them as PNG.
+matplotlib is installed (dependency group `bench`), draws them as PNG; plots of other points are removed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,11 @@ from tests.bench.setting import Setting
 
 PIECE: Final = 49
 """Turns of one run that call the tool; with the answer they are 50."""
-NAMES: Final = {"c1": "Loopwright", "b": "Pydantic AI Agent.run"}
+NAMES: Final = {
+    "c1": "Loopwright",
+    "b": "Pydantic AI Agent.run",
+    "b1": "Pydantic AI Agent.run over our OpenAI client",
+}
 
 Points = list[dict[str, Any]]
 
@@ -137,4 +141,6 @@ def _draw(points: dict[str, Points], out: Path) -> None:
     try:
         draw(points, out)
     except ModuleNotFoundError as error:
-        print(f"(no plots: {error.name} is missing; it is in the dependency group `bench`)")
+        for old in out.glob("*-by-*.png"):
+            old.unlink()
+        print(f"(no plots: {error.name} is missing; docs/performance.md says how to get it and draw them)")

@@ -71,6 +71,7 @@ def _targets(ten: Rounds, fifty: Rounds) -> list[Figure]:
         figures += [
             ratios(f"c1 / b, {turns} turns", rounds["c1"], rounds["b"], target=against_b),
             ratios(f"c1 / f, {turns} turns", rounds["c1"], rounds["f"], target=5.0),
+            ratios(f"c1 / f1, {turns} turns", rounds["c1"], rounds["f1"]),
             ratios(f"c1a / b, {turns} turns", rounds["c1a"], rounds["b"], target=own_agent),
             figure(f"c2 − a, {turns} turns", surplus, "ms", target=3.0),
             ratios(f"c2 / b2, {turns} turns", rounds["c2"], rounds["b2"], target=1.0),

@@ -13,8 +13,12 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-INK = {"c1": "#1b6ca8", "b": "#c44e2b"}
-LABELS = {"c1": "Loopwright (every step on record)", "b": "Pydantic AI Agent.run (no log)"}
+INK = {"c1": "#1b6ca8", "b": "#c44e2b", "b1": "#d9a441"}
+LABELS = {
+    "c1": "Loopwright (every step on record)",
+    "b": "Pydantic AI Agent.run (no log)",
+    "b1": "the same over our OpenAI client",
+}
 
 
 def draw(points: dict[str, list[dict[str, Any]]], out: Path) -> None:

@@ -26,7 +26,7 @@ from tests.bench.stdio_talk import BARE, LOOPWRIGHT, Talk
 
 BATCH: Final = 50
 PING: Final = ("ping", {"text": "x" * 200})
-SERVE: Final = (*LOOPWRIGHT[:-1], "serve", "--port", "0", "--ephemeral")
+SERVE: Final = (*LOOPWRIGHT[:-1], "serve", "--port", "0")
 Call = Callable[[], Awaitable[object]]
 
 
@@ -34,8 +34,11 @@ def run(setting: Setting) -> list[Figure]:
     """The table of item 5."""
     env = environment(setting.folder, setting.model_url, LOOPWRIGHT_MODEL="openai-chat:gpt-4o")
     rounds = setting.rounds(4, 100)
-    with _serving(env, setting.folder) as url, Child("tests.bench.bare_server", "http", env=env) as bare:
-        over_http = asyncio.run(_clients(url, f"{bare.hello}/mcp", rounds))
+    with Child("tests.bench.bare_server", "http", env=env) as bare:
+        with _serving(env, setting.folder) as url:
+            over_http = asyncio.run(_clients(url, f"{bare.hello}/mcp", rounds))
+        with _serving(env, setting.folder, "--ephemeral") as url:
+            in_memory = asyncio.run(_clients(url, f"{bare.hello}/mcp", rounds))
     over_stdio = asyncio.run(
         _clients(_stdio(LOOPWRIGHT, env, setting.folder), _stdio(BARE, env, setting.folder), rounds)
     )
@@ -43,6 +46,7 @@ def run(setting: Setting) -> list[Figure]:
     return [
         *_told("stdio", over_stdio),
         *_told("HTTP", over_http),
+        *_told("HTTP, --ephemeral", in_memory),
         *_told("stdio, line by line", by_line),
     ]
 
@@ -86,10 +90,10 @@ def _stdio(command: tuple[str, ...], env: dict[str, str], folder: Path) -> Stdio
 
 
 @contextmanager
-def _serving(env: dict[str, str], folder: Path) -> Iterator[str]:
+def _serving(env: dict[str, str], folder: Path, *options: str) -> Iterator[str]:
     """`loopwright serve`; the URL of its MCP door."""
     process = subprocess.Popen(
-        [sys.executable, *SERVE], cwd=folder, env=env, stderr=subprocess.PIPE, text=True
+        [sys.executable, *SERVE, *options], cwd=folder, env=env, stderr=subprocess.PIPE, text=True
     )
     assert process.stderr is not None
     try:

@@ -1,6 +1,7 @@
 """A server that is measured: ours, or the lesson's loop behind the same Starlette and uvicorn.
 
     python -m tests.bench.served_app ours DATABASE     ("memory:" for none)
+    python -m tests.bench.served_app litellm DATABASE  (ours, through LiteLLM)
     python -m tests.bench.served_app lesson
 
 Prints its URL. Answers on stdin: {"do": "cost"}, {"do": "memory"}, and {"do": "gate", "open": false}, after which
@@ -14,10 +15,11 @@ import gc
 import json
 import sys
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from sse_starlette import EventSourceResponse
 from starlette.applications import Starlette
@@ -36,6 +38,8 @@ from server.limits import raise_open_files
 from server.serving import Serving, listening, url_of
 from tests.bench.child import answer_questions, resident_kb
 from tests.bench.work import FUNCTION, MODEL, SYSTEM
+
+Open: TypeAlias = Callable[["Gate", str], AbstractAsyncContextManager[tuple[ASGIApp, Executions]]]
 
 
 class Gate:
@@ -58,12 +62,12 @@ class Gate:
 
 
 @asynccontextmanager
-async def ours(gate: Gate, database: str) -> AsyncIterator[tuple[ASGIApp, Executions]]:
+async def ours(
+    gate: Gate, database: str, model: str = f"openai-chat:{MODEL}"
+) -> AsyncIterator[tuple[ASGIApp, Executions]]:
     log = None if database == "memory:" else SqliteLog(Path(database))
     registry = {"lookup": gate.lookup}
-    async with AgenticLoopExecutor(
-        registry, [FUNCTION], SYSTEM, model=f"openai-chat:{MODEL}", log=log
-    ) as executor:
+    async with AgenticLoopExecutor(registry, [FUNCTION], SYSTEM, model=model, log=log) as executor:
         executions = executor.executions
 
         async def theirs(request: Request) -> Response:
@@ -139,7 +143,9 @@ async def main(kind: str, database: str) -> None:
             return {"rss_kb": resident_kb()}
         return {"cpu_ms": time.process_time() * 1000}
 
-    opened = {"ours": ours, "lesson": lesson}[kind]
+    through_litellm = partial(ours, model=f"openai/{MODEL}")
+    kinds: dict[str, Open] = {"ours": ours, "litellm": through_litellm, "lesson": lesson}
+    opened = kinds[kind]
     with listening("127.0.0.1", 0) as listener:
         async with opened(gate, database) as (app, executions):
             serving = Serving(app, executions)

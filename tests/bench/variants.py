@@ -24,6 +24,7 @@ Run = Callable[[Job], Awaitable[str]]
 
 VARIANTS: Final = {
     "f": "a bare httpx loop, no log",
+    "f1": "a bare aiohttp loop, no log",
     "a": "the lesson's loop on litellm.acompletion, no log",
     "b": "Pydantic AI Agent.run, its OpenAI class, no log",
     "b1": "Pydantic AI Agent.run over our OpenAI client, no log",
@@ -40,24 +41,50 @@ async def bare(tool: Tool, folder: Path) -> AsyncIterator[Run]:
     """What nobody can go below who speaks HTTP from Python with this client."""
     import httpx2
 
-    headers = {"Authorization": f"Bearer {os.environ['OPENAI_API_KEY']}"}
-    async with httpx2.AsyncClient(headers=headers, trust_env=False, timeout=60) as client:
-        url = f"{os.environ['OPENAI_BASE_URL']}/chat/completions"
+    async with httpx2.AsyncClient(headers=_headers(), trust_env=False, timeout=60) as client:
 
-        async def run(job: Job) -> str:
-            messages: list[dict[str, Any]] = _opening(job.prompt)
-            while True:
-                body = {"model": MODEL, "messages": messages, "tools": [FUNCTION]}
-                answer = (await client.post(url, json=body)).raise_for_status().json()
-                message = answer["choices"][0]["message"]
-                messages.append(message)
-                if not message.get("tool_calls"):
-                    return str(message["content"])
-                for call in message["tool_calls"]:
-                    result = await tool.lookup(**json.loads(call["function"]["arguments"]))
-                    messages.append({"role": "tool", "tool_call_id": call["id"], "content": result})
+        async def post(body: dict[str, Any]) -> Any:
+            return (await client.post(_url(), json=body)).raise_for_status().json()
 
-        yield run
+        yield _bare_run(post, tool)
+
+
+@asynccontextmanager
+async def bare_aiohttp(tool: Tool, folder: Path) -> AsyncIterator[Run]:
+    """The same with the client that ours sends through."""
+    import aiohttp
+
+    async with aiohttp.ClientSession(headers=_headers()) as client:
+
+        async def post(body: dict[str, Any]) -> Any:
+            async with client.post(_url(), json=body, raise_for_status=True) as answer:
+                return await answer.json()
+
+        yield _bare_run(post, tool)
+
+
+def _headers() -> dict[str, str]:
+    return {"Authorization": f"Bearer {os.environ['OPENAI_API_KEY']}"}
+
+
+def _url() -> str:
+    return f"{os.environ['OPENAI_BASE_URL']}/chat/completions"
+
+
+def _bare_run(post: Callable[[dict[str, Any]], Awaitable[Any]], tool: Tool) -> Run:
+    async def run(job: Job) -> str:
+        messages: list[dict[str, Any]] = _opening(job.prompt)
+        while True:
+            answer = await post({"model": MODEL, "messages": messages, "tools": [FUNCTION]})
+            message = answer["choices"][0]["message"]
+            messages.append(message)
+            if not message.get("tool_calls"):
+                return str(message["content"])
+            for call in message["tool_calls"]:
+                result = await tool.lookup(**json.loads(call["function"]["arguments"]))
+                messages.append({"role": "tool", "tool_call_id": call["id"], "content": result})
+
+    return run
 
 
 @asynccontextmanager
@@ -179,6 +206,7 @@ async def core(tool: Tool, folder: Path) -> AsyncIterator[Run]:
 
 OPEN: Final[dict[str, Callable[[Tool, Path], Any]]] = {
     "f": bare,
+    "f1": bare_aiohttp,
     "a": lesson,
     "b": pydantic_ai,
     "b1": pydantic_ai_plain,
