@@ -353,9 +353,11 @@ class Executions:
     async def _append(self, execution_id: str, outcome: CancelAsked | Decided, owner: str) -> Execution:
         """Append one door's event; what follows from it is the driver's to write."""
         while True:
+            if isinstance(outcome, CancelAsked):  # of a long run that has ended, no more is read than that
+                execution = await self.get(execution_id, owner=owner)
+                if execution.ended:
+                    return execution
             row, entries = await self._log.load(execution_id, owner=owner, private=True)
-            if row.execution.ended and isinstance(outcome, CancelAsked):
-                return row.execution
             try:
                 state = folded(new_state(row, partial_answer=self._partial_answer), entries)
             except DamagedLog:  # nothing can follow from it any more, but a run that is to end must end

@@ -272,9 +272,8 @@ def cost(litellm: ModuleType, name: str, response: ModelResponse) -> float | Non
     """US dollars for one answer; None when the price list does not have the model."""
     if (priced := priced_as(litellm, name)) is None:
         return None
-    if paid := (response.provider_details or {}).get(
-        RESPONSE_COST
-    ):  # not of what no provider has counted, which is 0
+    paid = (response.provider_details or {}).get(RESPONSE_COST, 0)
+    if paid > 0:  # it is 0 of what no provider has counted, and no server gives money back
         return float(paid)
     usage = response.usage
     provider = litellm.model_cost[priced].get("litellm_provider")

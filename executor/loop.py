@@ -16,6 +16,7 @@ from dataclasses import replace
 from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, assert_never
+from weakref import WeakKeyDictionary
 
 from executor.arguments import check_settings, checked_request
 from executor.engine import HEARTBEAT, MAX_QUEUED, MAX_RUNNING, SCAN, LocalEngine
@@ -45,7 +46,6 @@ T = TypeVar("T")
 
 LAST_WORDS: Final = 1.0
 """Seconds that a closing executor gives to runs whose callers have just left."""
-
 
 READ_AT_ONCE: Final = 16
 """Runs that are read from the log at once when they begin. Of a thousand that come together the first ones have asked
@@ -84,7 +84,8 @@ class Loop:
             signs=signs or Signs(),
         )
         self._partial_answer = partial_answer
-        self._reading = asyncio.Semaphore(READ_AT_ONCE)
+        # one for each event loop, since an executor that was closed may be opened in another one
+        self._reading: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
 
     async def drive(self, lease: Lease) -> bool:
         """Run one execution to its end (True), or to a question (False). Raises `LeaseLost` when another driver has it."""
@@ -164,7 +165,8 @@ class Loop:
             await journal.record(Broken(error=reason), now=self._clock())
 
     async def _journal(self, lease: Lease) -> Journal:
-        async with self._reading:
+        reading = self._reading.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(READ_AT_ONCE))
+        async with reading:
             return await Journal.open(self._log, lease, partial_answer=self._partial_answer)
 
 

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic_ai.messages import ModelResponse
 
 from executor.answers import RESPONSE_COST
-from executor.litellm_models import load
+from executor.litellm_models import cost, load
 from executor.outcomes import Call as RunCall
 from executor.outcomes import Slot, Turn
 from executor.providers import Providers
@@ -112,6 +113,11 @@ async def test_an_answer_whose_tokens_nobody_counted_costs_what_they_are_estimat
     estimate = thought.input_tokens * OPENAI.price[0] + thought.output_tokens * OPENAI.price[1]
     assert thought.estimated
     assert thought.cost_usd == pytest.approx(estimate) != 0
+
+
+def test_an_answer_that_is_said_to_cost_less_than_nothing_gives_no_money_back() -> None:
+    answer = ModelResponse(parts=[], model_name="gpt-4o", provider_details={RESPONSE_COST: -3.0})
+    assert cost(load(), "gpt-4o", answer) == 0.0
 
 
 def read_openai(body: dict[str, Any]) -> tuple[str, list[Any]]:

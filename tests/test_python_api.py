@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Sequence
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ from executor import (
     ToolContext,
 )
 from executor.errors import BeyondTheLog, NotFound
+from executor.log import Entry, Row
+from executor.loop import READ_AT_ONCE
 from tests.fake_models import Answer, Call
 from tests.requirements import requirement
 from tests.runs import definition, lines, run, running
@@ -378,3 +381,38 @@ def test_what_a_reader_of_the_readme_needs_comes_from_the_package_itself() -> No
     assert set(executor.__all__) <= set(dir(executor))
     assert {"AgenticLoopExecutor", "TaskRequest", "Tool", "SqliteLog", "InMemoryLog"} <= set(executor.__all__)
     assert isinstance(AgenticLoopExecutor({}, [], log=InMemoryLog()), AgenticLoopExecutor)
+
+
+# ── one executor in several event loops ──────────────────────────────────────────────────────────────
+
+
+def test_an_executor_runs_many_at_once_in_one_event_loop_after_the_other(tmp_path: Path) -> None:
+    made = AgenticLoopExecutor({}, [], model=scripted(tmp_path, {"text": "done"}))
+    together = READ_AT_ONCE * 2
+
+    async def answer() -> str:
+        return [event.content async for event in made.execute(TaskRequest(prompt="p"))][-1]
+
+    async def many() -> list[str]:
+        async with asyncio.timeout(60), made:
+            return await asyncio.gather(*(answer() for _ in range(together)))
+
+    assert [asyncio.run(many()) for _ in range(2)] == [["done"] * together] * 2
+
+
+class CountingLoads(InMemoryLog):
+    loads = 0
+
+    async def load(self, execution_id: str, **how: Any) -> tuple[Row, Sequence[Entry]]:
+        self.loads += 1
+        return await super().load(execution_id, **how)
+
+
+async def test_a_cancel_of_a_finished_run_reads_none_of_its_events(tmp_path: Path) -> None:
+    log = CountingLoads()
+    made = AgenticLoopExecutor({}, [], model=scripted(tmp_path, {"text": "done"}), log=log)
+    async with asyncio.timeout(20), made:
+        events = [event async for event in made.execute(TaskRequest(prompt="p"))]
+        before = log.loads
+        told = await made.executions.cancel(events[-1].execution_id)
+    assert (told.status, log.loads) == ("completed", before)
