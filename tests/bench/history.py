@@ -109,7 +109,6 @@ async def _fill(database: Path, calls: int, executions: int) -> tuple[str, int]:
             " '\"ended_at\":null', '\"ended_at\":' || (created_at + 1)) AS BLOB) WHERE status = 'working'"
         )
         connection.commit()
-        connection.execute("ANALYZE")
     return long.execution_id, long.last_seq
 
 
