@@ -222,6 +222,8 @@ class Executions:
         created = await self._log.create(new)
         if created.lease is not None:
             self._engine.start(created.lease)
+        if (creating := asyncio.current_task()) is not None:
+            self._creating.discard(creating)  # the engine counts it now: never both
         return Started(execution=created.execution, fresh=created.fresh)
 
     async def _checked(self, request: TaskRequest) -> TaskRequest:
