@@ -135,6 +135,11 @@ class SqliteLog:
             raise closed()
         return await self._reader.run(work)
 
+    async def _read_one(self, statement: Callable[[sqlite3.Connection], T]) -> T:
+        if self._reader is None:
+            raise closed()
+        return await self._reader.one(statement)
+
     # ── executions and their events ──────────────────────────────────────────────────────────────────
 
     async def create(self, new: NewExecution) -> Created:
@@ -144,7 +149,7 @@ class SqliteLog:
         return await self._write(lambda connection: rows.create(connection, new, snapshot, request))
 
     async def with_key(self, owner: str, idempotency_key: str, request_hash: str) -> Execution | None:
-        return await self._read(
+        return await self._read_one(
             lambda connection: rows.with_key(connection, owner, idempotency_key, request_hash)
         )
 
@@ -221,7 +226,7 @@ class SqliteLog:
         return self._feed.watch(execution_id)
 
     async def get(self, execution_id: str, *, owner: str | None = None) -> Row:
-        return await self._read(lambda connection: rows.get(connection, execution_id, owner))
+        return await self._read_one(lambda connection: rows.get(connection, execution_id, owner))
 
     async def list(
         self,

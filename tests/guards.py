@@ -60,6 +60,9 @@ def watch_event_loop() -> BlockBuster:
         watch.functions[write].can_block_in("logging/__init__.py", "emit")
     # On the event loop only where the pipe has said that it takes it without waiting (`_takes` there).
     watch.functions["io.BufferedWriter.write"].can_block_in("server/mcp_stdio.py", "_write")
+    # One row by its key takes less of the event loop than the way to another thread does.
+    for call in ("Connection.execute", "Cursor.fetchone"):
+        watch.functions[f"sqlite3.{call}"].can_block_in("executor/reader.py", "one")
     # LiteLLM looks at small files of its own (certificates, lists) within a request, as we can't help.
     for function in watch.functions.values():
         function.can_block_in("litellm/main.py", "acompletion")
