@@ -264,10 +264,8 @@ class Wire:
         self.writer.write(data)
         await self.writer.drain()
 
-    async def answer(
-        self, method: str = "POST", *, begun: Callable[[int], None] = lambda status: None
-    ) -> Answer:
-        """The next whole response; `begun` is called with its status once its head is here."""
+    async def answer(self, method: str = "POST", *, begun: Callable[[], None] = lambda: None) -> Answer:
+        """The next whole response; `begun` is called once its head is here."""
         connection = h11.Connection(h11.CLIENT)
         connection.send(h11.Request(method=method, target="/", headers=[("Host", "any")]))
         connection.send(h11.EndOfMessage())
@@ -280,7 +278,7 @@ class Wire:
                     connection.receive_data(await self.reader.read(65536))
                 case h11.Response():
                     head = event
-                    begun(event.status_code)
+                    begun()
                 case h11.Data():
                     body += bytes(event.data)
                 case h11.EndOfMessage() if head is not None:

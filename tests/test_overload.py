@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -236,19 +237,19 @@ async def test_runs_that_end_and_runs_that_are_left_leave_nothing_behind(
         async with asyncio.timeout(60):
             await asyncio.gather(*aborted, *(finish(executor) for _ in range(size - len(aborted))))
 
-    size = 200  # what the event loop has not swept up yet, cancelled timers for one, is some hundred objects
-    await part(size)  # what is made once and kept is made now
-    before = held()
-    for _ in range(4):
+    size, counts = 200, []
+    for _ in range(5):
         await part(size)
-    after = held()
+        counts.append(held())
+    before, after = counts[0], counts[-1]  # what is made once and kept is made in the first part
     assert (after.tasks, after.threads, after.files) == (before.tasks, before.threads, before.files)
-    runs = 4 * size
-    assert (after.objects - before.objects) / runs < 1
+    # A part may import something, or end before the event loop has swept up its cancelled timers, some hundred
+    # objects: what runs leave behind grows in every part.
+    assert min(late.objects - early.objects for early, late in pairwise(counts)) < size / 2
     if FULL:
         with capsys.disabled():
             print(
-                f" {runs} runs more: {after.objects - before.objects:+} objects, "
-                f"{(after.memory - before.memory) / runs:+.0f} B of memory each",
+                f" {4 * size} runs more: {after.objects - before.objects:+} objects, "
+                f"{(after.memory - before.memory) / (4 * size):+.0f} B of memory each",
                 end="",
             )
