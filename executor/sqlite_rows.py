@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from executor.errors import (
     Conflict,
@@ -47,8 +46,7 @@ _ROW = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class _Found:
+class _Found(NamedTuple):
     """What is selected of an execution, in the order of `_ROW`."""
 
     pos: int

@@ -16,15 +16,13 @@ def clean(text: str) -> str:
 
 def clean_json(value: Any) -> Any:
     """The value with every string in it cleaned (keys too)."""
-    match value:
-        case str():
-            return clean(value)
-        case dict():
-            return {clean_json(key): clean_json(item) for key, item in value.items()}
-        case list() | tuple() | set() | frozenset():
-            return [clean_json(item) for item in value]
-        case _:
-            return value
+    if isinstance(value, str):
+        return value if value.isascii() else clean(value)
+    if isinstance(value, dict):
+        return {clean_json(key): clean_json(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [clean_json(item) for item in value]
+    return value
 
 
 def address(url: str) -> str:

@@ -1,7 +1,9 @@
 """5. What one MCP call of ours costs: `get_execution` beside a trivial tool of the SDK's own `MCPServer`.
 
 Through the SDK's client, as an assistant has it, over stdio and HTTP; and over stdio line by line, where nothing
-of the client's cost is between us and the figure. Batches of calls take turns.
+of the client's cost is between us and the figure. The client checks each reply against the tool's schema: a tool of
+the SDK's server that answers the very same, of which nothing is looked up, says what that costs. Batches of calls
+take turns.
 """
 
 from __future__ import annotations
@@ -44,25 +46,31 @@ def run(setting: Setting) -> list[Figure]:
     )
     by_line = _lines(env, setting.folder, rounds)
     return [
-        *_told("stdio", over_stdio),
-        *_told("HTTP", over_http),
-        *_told("HTTP, --ephemeral", in_memory),
+        *_told("stdio", *over_stdio),
+        *_told("HTTP", *over_http),
+        *_told("HTTP, --ephemeral", *in_memory),
         *_told("stdio, line by line", by_line),
     ]
 
 
-def _told(how: str, times: tuple[list[float], list[float]]) -> list[Figure]:
+def _told(how: str, times: tuple[list[float], list[float]], same: list[float] | None = None) -> list[Figure]:
     ours, bare = times
-    return [
+    figures = [
         figure(f"get_execution, {how}", ours, "ms"),
         figure(f"a trivial tool, {how}", bare, "ms"),
         ratios(f"get_execution / trivial, {how}", ours, bare, target=1.1),
     ]
+    if same is not None:
+        figures += [
+            figure(f"a tool with the same reply, {how}", same, "ms"),
+            ratios(f"get_execution / the same reply, {how}", ours, same),
+        ]
+    return figures
 
 
 async def _clients(
     ours: str | StdioServerParameters, bare: str | StdioServerParameters, rounds: int
-) -> tuple[list[float], list[float]]:
+) -> tuple[tuple[list[float], list[float]], list[float]]:
     """Milliseconds of one call, a median per round."""
     async with AsyncExitStack() as stack:
         us = await stack.enter_async_context(mcp.Client(ours))
@@ -71,11 +79,13 @@ async def _clients(
         assert finished.structured_content is not None
         found = {"execution_id": finished.structured_content["execution_id"]}
         times: tuple[list[float], list[float]] = ([], [])
+        same: list[float] = []
         await them.call_tool(*PING)
         for _ in range(rounds):
             times[0].append(await _batch(lambda: us.call_tool("get_execution", found)))
             times[1].append(await _batch(lambda: them.call_tool(*PING)))
-        return times
+            same.append(await _batch(lambda: them.call_tool("same", found)))
+        return times, same
 
 
 async def _batch(call: Call) -> float:
