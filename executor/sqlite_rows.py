@@ -286,6 +286,22 @@ ENTRIES_AT_ONCE = 64
 # ── events ───────────────────────────────────────────────────────────────────────────────────────────
 
 
+# SQLite writes the index entries of each column that is set, also to what it was: most appends set none of those.
+_GROWN = (
+    "UPDATE executions SET last_seq = :last_seq, snapshot = :snapshot,"
+    " tries = CASE WHEN :epoch IS NULL THEN tries ELSE 0 END"
+)
+_UNTOUCHED = (
+    "WHERE execution_id = :id AND last_seq = :before AND (:epoch IS NULL OR epoch = :epoch)"
+    " AND (:owner IS NULL OR owner = :owner)"
+)
+_GROW = f"{_GROWN} {_UNTOUCHED} AND status = :status"
+_CHANGE = (
+    f"{_GROWN}, status = :status, ended_at = :ended_at, driver = CASE WHEN :ended THEN NULL ELSE driver END"
+    f" {_UNTOUCHED} AND status IN {UNFINISHED}"
+)
+
+
 def append(
     connection: sqlite3.Connection,
     execution_id: str,
@@ -297,33 +313,27 @@ def append(
     owner: str | None,
 ) -> None:
     """Add entries and write the snapshot, if nothing and nobody came between."""
-    updated = connection.execute(
-        "UPDATE executions SET status = :status, ended_at = :ended_at, last_seq = :last_seq, snapshot = :snapshot,"
-        " driver = CASE WHEN :ended THEN NULL ELSE driver END,"
-        " tries = CASE WHEN :epoch IS NULL THEN tries ELSE 0 END"
-        " WHERE execution_id = :id AND last_seq = :before AND (:epoch IS NULL OR epoch = :epoch)"
-        f" AND (:owner IS NULL OR owner = :owner) AND status IN {UNFINISHED}",
-        {
-            "status": snapshot.status,
-            "ended_at": snapshot.ended_at,
-            "last_seq": snapshot.last_seq,
-            "snapshot": stored,
-            "ended": snapshot.ended,
-            "epoch": epoch,
-            "id": execution_id,
-            "before": entries[0].seq - 1,
-            "owner": owner,
-        },
-    )
-    if updated.rowcount != 1:
+    values: dict[str, object] = {
+        "status": snapshot.status,
+        "ended_at": snapshot.ended_at,
+        "last_seq": snapshot.last_seq,
+        "snapshot": stored,
+        "ended": snapshot.ended,
+        "epoch": epoch,
+        "id": execution_id,
+        "before": entries[0].seq - 1,
+        "owner": owner,
+    }
+    grown = not snapshot.ended and connection.execute(_GROW, values).rowcount == 1
+    if not grown and connection.execute(_CHANGE, values).rowcount != 1:
         check(connection, execution_id, owner=owner, epoch=epoch)
         raise Conflict
     for first in range(0, len(entries), ENTRIES_AT_ONCE):
         some = entries[first : first + ENTRIES_AT_ONCE]
-        values: list[object] = []
+        inserted: list[object] = []
         for entry in some:
-            values += (execution_id, entry.seq, entry.step_type, entry.is_final, entry.data, entry.private)
-        connection.execute(f"{_INSERT}{', '.join([_VALUES] * len(some))}", values)
+            inserted += (execution_id, entry.seq, entry.step_type, entry.is_final, entry.data, entry.private)
+        connection.execute(f"{_INSERT}{', '.join([_VALUES] * len(some))}", inserted)
 
 
 def entries(
