@@ -44,7 +44,7 @@ class Reader:
 
     def _connections(self) -> tuple[sqlite3.Connection, sqlite3.Connection]:
         connection, at_hand = self._connect(), self._connect()
-        at_hand.execute("PRAGMA busy_timeout=0").close()  # the event loop never waits
+        at_hand.execute("PRAGMA busy_timeout=0").close()  # the event loop waits for no lock
         return connection, at_hand
 
     async def _in_thread(self, call: Callable[[], T]) -> T:
