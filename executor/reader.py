@@ -24,10 +24,17 @@ class Reader:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="loopwright-reader")
 
     async def open(self) -> None:
-        self._connection, self._at_hand = await self._in_thread(self._connections)
+        try:
+            self._connection, self._at_hand = await self._in_thread(self._connections)
+        except BaseException:
+            self._thread.shutdown(wait=False)
+            raise
 
     async def one(self, statement: Callable[[sqlite3.Connection], T]) -> T:
-        """What `statement`, which is a single one and finds a row by its key, reads. Raises `StorageUnavailable`."""
+        """What `statement`, which is a single one and finds a row by its key, reads. Raises `StorageUnavailable`.
+
+        It may return without letting the event loop go on: who asks again and again has to do so himself.
+        """
         try:
             return statement(self._at_hand)
         except sqlite3.Error:
@@ -43,7 +50,12 @@ class Reader:
         self._thread.shutdown(wait=False)
 
     def _connections(self) -> tuple[sqlite3.Connection, sqlite3.Connection]:
-        connection, at_hand = self._connect(), self._connect()
+        connection = self._connect()
+        try:
+            at_hand = self._connect()
+        except BaseException:
+            connection.close()
+            raise
         at_hand.execute("PRAGMA busy_timeout=0").close()  # the event loop waits for no lock
         return connection, at_hand
 

@@ -71,3 +71,22 @@ async def test_what_cannot_be_read_at_once_or_in_the_thread_is_reported(tmp_path
     async with reading(tmp_path / "file.db", "red") as reader:
         with pytest.raises(StorageUnavailable, match="no such table: two"):
             await reader.one(no_such_table)
+
+
+async def test_an_open_that_fails_halfway_leaves_no_connection_and_no_thread(tmp_path: Path) -> None:
+    made: list[sqlite3.Connection] = []
+
+    def connect() -> sqlite3.Connection:
+        if made:
+            raise sqlite3.OperationalError("too many open files")
+        made.append(sqlite3.connect(tmp_path / "file.db", check_same_thread=False))
+        return made[0]
+
+    with pytest.raises(sqlite3.OperationalError, match="too many open files"):
+        await Reader(connect).open()
+    with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+        made[0].execute("SELECT 1")
+    threads = [thread for thread in threading.enumerate() if thread.name.startswith("loopwright-reader")]
+    for thread in threads:  # it has been told to end
+        await asyncio.to_thread(thread.join, SECONDS)
+    assert [thread.is_alive() for thread in threads] == [False] * len(threads)

@@ -18,6 +18,8 @@ from tests.bench.child import Child, environment
 from tests.bench.figures import Figure
 from tests.bench.setting import Setting
 
+SHORT: Final = 4
+"""Runs of a length that is measured from nothing."""
 PIECE: Final = 49
 """Turns of one run that call the tool; with the answer they are 50."""
 NAMES: Final = {
@@ -52,10 +54,10 @@ def _by_turns(setting: Setting, name: str) -> Points:
         "tests.bench.variants", name, str(folder), env=environment(folder, setting.model_url)
     ) as child:
         child.ask(turns=5, runs=5)
-        before = _stored(folder)
         for short in (10, 25):
-            told = child.ask(turns=short, runs=4)
-            points.append(_point(name, short, told, 0))
+            before = _stored(folder)
+            told = child.ask(turns=short, runs=SHORT)
+            points.append(_point(name, short, told, (_stored(folder) - before) // SHORT))
         before = _stored(folder)
         for piece in range(1, setting.rounds(2, 10) + 1):
             told = child.ask(turns=PIECE, session="long")

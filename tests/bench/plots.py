@@ -30,7 +30,7 @@ def draw(points: dict[str, list[dict[str, Any]]], out: Path) -> None:
             axes.plot(*_curve(mine, "turns", "cpu_ms"), "o-", color=colour, label=LABELS[who])
         axes.legend(frameon=False)
     with _chart(out / "stored-by-turns.png", "turns in the conversation", "KB on record") as axes:
-        mine = [point for point in points["turns"] if point["who"] == "c1" and point["stored_kb"]]
+        mine = [point for point in points["turns"] if point["who"] == "c1"]
         axes.plot(*_curve(mine, "turns", "stored_kb"), "o-", color=INK["c1"])
     with _chart(out / "memory-by-turns.png", "turns in the conversation", "MB, the process's peak") as axes:
         for who, colour in INK.items():
@@ -40,8 +40,7 @@ def draw(points: dict[str, list[dict[str, Any]]], out: Path) -> None:
     with _chart(out / "cpu-by-runs.png", "runs at once (1 s model)", "CPU ms per iteration") as axes:
         axes.plot(*_curve(points["together"], "runs", "cpu_ms"), "o-", color=INK["c1"])
     with _chart(out / "stored-by-runs.png", "runs of five turns", "KB on record") as axes:
-        mine = [point for point in points["together"] if point.get("stored_kb")]
-        axes.plot(*_curve(mine, "runs", "stored_kb"), "o-", color=INK["c1"])
+        axes.plot(*_curve(points["together"], "runs", "stored_kb"), "o-", color=INK["c1"])
     with _chart(out / "memory-by-runs.png", "runs at once (1 s model)", "MB, the process's peak") as axes:
         axes.plot(*_curve(points["together"], "runs", "peak_mb"), "o-", color=INK["c1"])
 

@@ -80,7 +80,7 @@ def _first_event(model: str, setting: Setting) -> tuple[float, float]:
 
 def _is_event(said: dict[str, Any]) -> bool:
     if "result" in said or "error" in said:
-        return True
+        raise RuntimeError(f"execute_task ended before its first event: {said}")
     return said.get("method") == "notifications/progress" and said["params"]["progress"] >= 1
 
 
