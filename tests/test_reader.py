@@ -82,8 +82,9 @@ async def test_an_open_that_fails_halfway_leaves_no_connection_and_no_thread(tmp
         made.append(sqlite3.connect(tmp_path / "file.db", check_same_thread=False))
         return made[0]
 
+    reader = Reader(connect)
     with pytest.raises(sqlite3.OperationalError, match="too many open files"):
-        await Reader(connect).open()
+        await reader.open()
     with pytest.raises(sqlite3.ProgrammingError, match="closed"):
         made[0].execute("SELECT 1")
     threads = [thread for thread in threading.enumerate() if thread.name.startswith("loopwright-reader")]
