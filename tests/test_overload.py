@@ -176,7 +176,7 @@ class Held:
     tasks: int
     threads: int
     files: int
-    objects: int
+    objects: Counter[str]  # by their types
     memory: int
 
 
@@ -188,7 +188,7 @@ def held() -> Held:
         tasks=len(asyncio.all_tasks()),
         threads=threading.active_count(),
         files=len(list(descriptors.iterdir())) if descriptors.exists() else 0,
-        objects=len(gc.get_objects()),
+        objects=Counter(f"{type(one).__module__}.{type(one).__qualname__}" for one in gc.get_objects()),
         memory=resident(),
     )
 
@@ -253,11 +253,12 @@ async def test_runs_that_end_and_runs_that_are_left_leave_nothing_behind(
     after = await settled()
     assert (after.tasks, after.threads, after.files) == (before.tasks, before.threads, before.files)
     runs = 4 * size
-    assert (after.objects - before.objects) / runs < 1
+    more = after.objects.total() - before.objects.total()
+    assert more / runs < 1, (after.objects - before.objects).most_common(20)
     if FULL:
         with capsys.disabled():
             print(
-                f" {runs} runs more: {after.objects - before.objects:+} objects, "
+                f" {runs} runs more: {more:+} objects, "
                 f"{(after.memory - before.memory) / runs:+.0f} B of memory each",
                 end="",
             )
