@@ -167,6 +167,7 @@ class Writer:
         try:
             while batch := self._next_batch():
                 self._work_on([job for job in batch if job is not None])
+                del batch  # what is done is not held while the next is waited for
         finally:
             self._closing = True
             self._connection.close()

@@ -131,14 +131,19 @@ class Inlet:
         rest = b""
         try:
             while chunk := os.read(fd, _CHUNK):
-                *lines, rest = (rest + chunk).split(b"\n") if b"\n" in chunk else (rest + chunk,)
-                for line in lines:
-                    self._room.acquire()
-                    self._post(line.decode(errors="replace"))
+                rest = self._take(rest + chunk) if b"\n" in chunk else rest + chunk
         except OSError:
             rest = b""  # as good as its end
         self._post(rest.decode(errors="replace"))
         at_end()
+
+    def _take(self, read: bytes) -> bytes:
+        """Hand on the lines, whose memory is theirs alone while the next are waited for; what follows them."""
+        *lines, rest = read.split(b"\n")
+        for line in lines:
+            self._room.acquire()
+            self._post(line.decode(errors="replace"))
+        return rest
 
     def end(self) -> None:
         """Let the reader see the end of stdin, after the lines that are there. From any thread."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import shutil
 import sqlite3
 import stat
 import sys
+import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, closing, suppress
 from dataclasses import replace
@@ -430,6 +432,21 @@ async def test_what_is_refused_in_a_transaction_leaves_its_neighbours_work_as_it
     assert [type(result) for result in results] == [list, Conflict, list]
     assert [[e.seq for e in await log.read(name)] for name in "abc"] == [[1], [], [1]]
     assert statements.count("COMMIT") <= 3  # of the tracing, of the heartbeat, and one of all three
+
+
+async def test_what_is_committed_is_held_no_longer(log: SqliteLog) -> None:
+    class Work:
+        def __call__(self, connection: sqlite3.Connection) -> None:
+            del connection
+
+    jobs = [Work() for _ in range(50)]
+    kept = weakref.WeakSet(jobs)
+    await asyncio.gather(*(in_writer(log, job) for job in jobs))
+    jobs.clear()
+    async with asyncio.timeout(5):
+        while kept:
+            await settled()
+            gc.collect()
 
 
 async def test_many_events_of_one_append_are_all_there(log: SqliteLog) -> None:
