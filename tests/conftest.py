@@ -3,10 +3,11 @@
 import asyncio
 import logging
 import os
+import signal
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import hypothesis
 import jsonschema.validators  # noqa: F401  # loaded with the first executor that is made: that it reads files is no fault of a test
@@ -23,7 +24,17 @@ hypothesis.settings.load_profile("loopwright")
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    heed_signals()
     watch_network()
+
+
+def heed_signals() -> None:
+    """A shell's background job and `nohup` have what they start ignore these, and that is inherited."""
+    handlers: dict[str, Any] = {"SIGINT": signal.default_int_handler, "SIGHUP": signal.SIG_DFL}
+    for name, handler in handlers.items():
+        number = getattr(signal, name, None)
+        if number is not None and signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, handler)
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
