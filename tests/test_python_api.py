@@ -184,8 +184,9 @@ async def test_what_is_assigned_later_breaks_no_run_and_is_said_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     script = [Answer(calls=[Call("weather", {"city": "Lyon"})]), Answer(text="Warm.")] * 2
+    typed = await asyncio.to_thread(typed_tool, weather)  # the first one imports Pydantic AI
     async with running(script, {"weather": weather}) as (made, fake):
-        worse: dict[Any, Any] = {"weather": weather, "a": 1, 2: weather, "not this": typed_tool(weather)}
+        worse: dict[Any, Any] = {"weather": weather, "a": 1, 2: weather, "not this": typed}
         made.tool_registry = worse
         made.tool_schemas = [{"nam": "weather"}, {"name": "gone"}, definition("weather", city="string")]
         caplog.clear()
