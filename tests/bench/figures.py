@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import platform
+import sqlite3
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -85,21 +87,35 @@ def _number(value: float) -> str:
 
 
 def machine() -> dict[str, Any]:
-    """Where it was measured, without a name."""
+    """Where it is measured, without a name, and how busy that was the minute before."""
     return {
+        "processor": _processor(),
         "cores": os.cpu_count(),
-        "python": platform.python_version(),
         "system": platform.system(),
+        "python": platform.python_version(),
+        "sqlite": sqlite3.sqlite_version,
         "load": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
     }
 
 
-def write(folder: Path, item: str, figures: Sequence[Figure]) -> None:
-    """`<item>.json` in the folder."""
-    folder.mkdir(parents=True, exist_ok=True)
+def _processor() -> str:
+    told = Path("/proc/cpuinfo")
+    lines = told.read_text(encoding="utf-8").splitlines() if told.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()
+
+
+def write(
+    folder: Path, item: str, figures: Sequence[Figure], *, quick: bool, where: Mapping[str, Any]
+) -> Path:
+    """`<item>.json` in the folder. `where`: the machine, as it was before."""
     told = {
         "item": item,
-        "machine": machine(),
+        "form": "quick" if quick else "full",
+        "ended": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
+        "machine": where,
         "figures": [asdict(one) | {"reached": one.reached} for one in figures],
     }
-    (folder / f"{item}.json").write_text(json.dumps(told, indent=1, ensure_ascii=False), encoding="utf-8")
+    path = folder / f"{item}.json"
+    path.write_text(json.dumps(told, indent=1, ensure_ascii=False), encoding="utf-8")
+    return path

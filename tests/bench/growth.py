@@ -2,7 +2,7 @@
 
 A run has at most 50 turns that call tools, so a longer conversation is a session of several; Pydantic AI's `Agent`
 goes on from its own message history in the same pieces. Keeps its points as `growth-points.json` and, where
-matplotlib is installed (dependency group `bench`), draws them as PNG; plots of other points are removed.
+matplotlib is installed (dependency group `bench`), draws them as PNG.
 """
 
 from __future__ import annotations
@@ -100,6 +100,7 @@ def _by_runs(setting: Setting, runs: int) -> dict[str, Any]:
     return {
         "runs": runs,
         "cpu_ms": told["cpu_ms"],
+        "collector_ms": told["collector_ms"],
         "kb_each": (told["peak_kb"] - idle) / runs,
         "peak_mb": told["peak_kb"] / 1024,
         "per_second": runs * 5 / told["wall_ms"] * 1000,
@@ -131,6 +132,9 @@ def _told_runs(points: Points) -> list[Figure]:
         what = f"{point['runs']:,} runs at once"
         figures += [
             Figure(name=f"{what}: CPU per iteration", measured=point["cpu_ms"], unit="ms"),
+            Figure(
+                name=f"{what}: the garbage collector's part of it", measured=point["collector_ms"], unit="ms"
+            ),
             Figure(name=f"{what}: memory of each", measured=point["kb_each"], unit="KB"),
             Figure(name=f"{what}: stored of each", measured=point["stored_kb"] / point["runs"], unit="KB"),
         ]
@@ -138,11 +142,9 @@ def _told_runs(points: Points) -> list[Figure]:
 
 
 def _draw(points: dict[str, Points], out: Path) -> None:
-    from tests.bench.plots import draw
+    from tests.bench.plots import MISSING, draw
 
     try:
         draw(points, out)
     except ModuleNotFoundError as error:
-        for old in out.glob("*-by-*.png"):
-            old.unlink()
-        print(f"(no plots: {error.name} is missing; docs/performance.md says how to get it and draw them)")
+        print(f"(no new plots: {MISSING.format(error.name)})")

@@ -74,6 +74,7 @@ def _targets(ten: Rounds, fifty: Rounds) -> list[Figure]:
             ratios(f"c1 / f1, {turns} turns", rounds["c1"], rounds["f1"]),
             ratios(f"c1a / b, {turns} turns", rounds["c1a"], rounds["b"], target=own_agent),
             figure(f"c2 − a, {turns} turns", surplus, "ms", target=3.0),
+            ratios(f"c2 / b, {turns} turns", rounds["c2"], rounds["b"]),
             ratios(f"c2 / b2, {turns} turns", rounds["c2"], rounds["b2"], target=1.0),
             figure(f"core, {turns} turns", rounds["core"], "ms", target=1.4),
         ]

@@ -21,6 +21,12 @@ LABELS = {
 }
 
 
+MISSING = (
+    "{} is missing: uv pip install --python .venv/bin/python -c constraints.txt matplotlib, "
+    "then .venv/bin/python -m tests.bench.plots DIR"
+)
+
+
 def draw(points: dict[str, list[dict[str, Any]]], out: Path) -> None:
     """Six files in `out`. Raises `ModuleNotFoundError` without matplotlib."""
     import_module("matplotlib").use("Agg")
@@ -66,5 +72,12 @@ def _chart(path: Path, across: str, up: str) -> Iterator[Any]:
 
 
 if __name__ == "__main__":
-    folder = Path(sys.argv[1])
-    draw(json.loads((folder / "growth-points.json").read_text(encoding="utf-8")), folder)
+    folder = Path(sys.argv[1]) if len(sys.argv) == 2 else None
+    if folder is None or not (folder / "growth-points.json").exists():
+        sys.exit(
+            "usage: python -m tests.bench.plots DIR, where `scripts/bench --out DIR growth` has put its points"
+        )
+    try:
+        draw(json.loads((folder / "growth-points.json").read_text(encoding="utf-8")), folder)
+    except ModuleNotFoundError as error:
+        sys.exit(MISSING.format(error.name))

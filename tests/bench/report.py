@@ -22,10 +22,12 @@ def report(folder: Path) -> str:
             continue
         told = json.loads(path.read_text(encoding="utf-8"))
         figures = [Figure(**{k: v for k, v in one.items() if k != "reached"}) for one in told["figures"]]
-        aimed = [one for one in figures if one.target is not None] or figures
-        parts.append(f"### {title}\n\n{table(aimed)}\n")
+        if aimed := [one for one in figures if one.target is not None]:
+            parts.append(f"### {title}\n\n{table(aimed)}\n")
     return "\n".join(parts)
 
 
 if __name__ == "__main__":
-    print(report(Path(sys.argv[1])))
+    if len(sys.argv) != 2 or not (told := report(Path(sys.argv[1]))):
+        sys.exit("usage: python -m tests.bench.report DIR, where `scripts/bench --out DIR` has put its JSON")
+    print(told)

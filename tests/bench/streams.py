@@ -27,7 +27,12 @@ RUNS: Final = 20
 TARGET_KB: Final = 0.75 * 43
 """43 KB: what a plain sse-starlette stream held when the target was set."""
 
-PATHS: Final = {"ours": "/api/v1/agent/executions/{}/events", "sse-starlette": "/theirs/{}"}
+WHOSE: Final = {
+    "ours": ("/api/v1/agent/executions/{}/events", "SQLite"),
+    "ours, in memory": ("/api/v1/agent/executions/{}/events", "memory"),
+    "sse-starlette": ("/theirs/{}", "memory"),
+}
+"""Whose stream, at which path, from a log on what."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,18 +48,15 @@ class Held:
 def run(setting: Setting) -> list[Figure]:
     """The table of item 3."""
     most = raise_open_files() - 500
+    env = environment(setting.folder, setting.model_url)
     figures: list[Figure] = []
     for wanted in (200, 500) if setting.quick else (500, 2_000, 10_000):
         held = min(wanted, most)
-        for whose, path in PATHS.items():
-            with Child(
-                "tests.bench.served_app",
-                "ours",
-                "memory:",
-                env=environment(setting.folder, setting.model_url),
-            ) as server:
+        for whose, (path, log) in WHOSE.items():
+            database = "memory:" if log == "memory" else str(setting.folder / f"{held}.db")
+            with Child("tests.bench.served_app", "ours", database, env=env) as server:
                 found = asyncio.run(_hold(server, path, held, new=setting.rounds(100, 500)))
-            figures += _told(f"{whose}, {held:,} held", found, held, ours=whose == "ours")
+            figures += _told(f"{whose}, {held:,} held", found, held, ours=whose != "sse-starlette")
     return figures
 
 

@@ -1,6 +1,7 @@
 """Who does the work: a bare loop, the lesson's, Pydantic AI's, ours. Each as its documentation has it.
 
     python -m tests.bench.variants c1 FOLDER      then one `Job` per line: {"turns": 10, "runs": 5}
+    python -m tests.bench.variants c1 FOLDER served   with the garbage collector as `loopwright serve` sets it
 
 All ask the same model over HTTP, call the same tool and carry the whole history along. Only ours keep a log.
 """
@@ -16,6 +17,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
 
+from server import collector
 from tests.bench.child import answer_questions, measured, peak_kb
 from tests.bench.work import FUNCTION, MODEL, SYSTEM, Job, Tool
 
@@ -236,10 +238,17 @@ async def work(run: Run, tool: Tool, job: Job) -> dict[str, Any]:
         await asyncio.gather(*(worker() for _ in range(job.together)))
     assert answers == ["done"] * job.runs, answers[:3]
     assert tool.called == job.iterations * job.calls, tool.called
-    return {"cpu_ms": cost["cpu_ms"] / job.iterations, "wall_ms": cost["wall_ms"], "peak_kb": peak_kb()}
+    return {
+        "cpu_ms": cost["cpu_ms"] / job.iterations,
+        "collector_ms": cost["collector_ms"] / job.iterations,
+        "wall_ms": cost["wall_ms"],
+        "peak_kb": peak_kb(),
+    }
 
 
-async def main(name: str, folder: Path) -> None:
+async def main(name: str, folder: Path, *, served: bool) -> None:
+    if served:
+        collector.begin()
     tool = Tool()
     async with OPEN[name](tool, folder) as run:
 
@@ -250,4 +259,4 @@ async def main(name: str, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1], Path(sys.argv[2])))
+    asyncio.run(main(sys.argv[1], Path(sys.argv[2]), served=sys.argv[3:] == ["served"]))
