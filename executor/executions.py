@@ -320,6 +320,7 @@ class Executions:
             async for batch in batches:
                 for entry in batch:
                     yield entry
+                del batch  # held no longer than told
 
     def batches(
         self, execution_id: str, *, owner: str = LOCAL, after: int = 0

@@ -145,6 +145,10 @@ class Feed:
             return ()
         return [entry for entry in topic.recent if entry.seq > after]
 
+    def _at_hand(self, execution_id: str, after: int) -> Tail | None:
+        recent = self.recent(execution_id, after)
+        return Tail(recent, ended=False) if recent else None
+
     def open(self) -> None:
         self.closed = False
 
@@ -172,9 +176,10 @@ class Feed:
                         return
                 elif tail.ended:
                     return
-                if len(tail.entries) < REPLAY_PAGE:
+                caught_up = len(tail.entries) < REPLAY_PAGE
+                del tail  # what was told is not held while more is waited for
+                if caught_up:
                     await watch.beyond(after)
-                at_hand = self.recent(execution_id, after)
-                tail = Tail(at_hand, ended=False) if at_hand else await read(after, REPLAY_PAGE)
+                tail = self._at_hand(execution_id, after) or await read(after, REPLAY_PAGE)
         finally:
             watch.close()

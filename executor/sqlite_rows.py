@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Literal, NamedTuple
 
 from executor.errors import (
@@ -279,8 +279,11 @@ def _remove(connection: sqlite3.Connection, execution_id: str) -> None:
 
 _INSERT = "INSERT INTO events (execution_id, seq, step_type, is_final, data, private) VALUES "
 _VALUES = "(?, ?, ?, ?, ?, ?)"
-ENTRIES_AT_ONCE = 64
-"""Entries that one statement inserts: each statement waits for the interpreter, which the event loop holds."""
+ENTRIES_AT_ONCE = 16
+LARGE_ENTRY = 8 * 1024
+"""Small entries that one statement inserts together: each statement waits for the interpreter, which the event loop
+holds. Larger ones go in one by one, since Python keeps the statements, one for each number of entries, and SQLite what
+was last bound to each."""
 
 
 # ── events ───────────────────────────────────────────────────────────────────────────────────────────
@@ -328,12 +331,27 @@ def append(
     if not grown and connection.execute(_CHANGE, values).rowcount != 1:
         check(connection, execution_id, owner=owner, epoch=epoch)
         raise Conflict
-    for first in range(0, len(entries), ENTRIES_AT_ONCE):
-        some = entries[first : first + ENTRIES_AT_ONCE]
+    for some in _together(entries):
         inserted: list[object] = []
         for entry in some:
             inserted += (execution_id, entry.seq, entry.step_type, entry.is_final, entry.data, entry.private)
         connection.execute(f"{_INSERT}{', '.join([_VALUES] * len(some))}", inserted)
+
+
+def _together(entries: Sequence[Entry]) -> Iterator[Sequence[Entry]]:
+    """The entries in their order, by the statement that inserts them."""
+    small: list[Entry] = []
+    for entry in entries:
+        large = len(entry.data) + len(entry.private or b"") > LARGE_ENTRY
+        if small and (large or len(small) == ENTRIES_AT_ONCE):
+            yield small
+            small = []
+        if large:
+            yield (entry,)
+        else:
+            small.append(entry)
+    if small:
+        yield small
 
 
 def entries(

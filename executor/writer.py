@@ -13,11 +13,12 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from executor.database import unavailable
-from executor.errors import StorageUnavailable
+from executor.errors import LoopwrightError, StorageUnavailable
 
 logger = logging.getLogger("loopwright.executor")
 
@@ -141,7 +142,10 @@ class Writer:
             raise closed()
         done: asyncio.Future[T] = self._loop.create_future()
         self._jobs.put(_Job(work, done, committed, tidy))
-        return await done
+        try:
+            return await done
+        finally:
+            del done  # the traceback of a refusal would hold it, and it the refusal
 
     def nudge(self) -> None:
         """Look up: somebody may have begun to watch."""
@@ -199,14 +203,24 @@ class Writer:
         self._siblings = len(batch)
         return batch or ([] if self._closing else [None])
 
+    def _queued(self) -> list[_Job[Any]]:
+        """All the jobs that wait."""
+        found: list[_Job[Any]] = []
+        with suppress(queue.Empty):
+            while True:
+                if (job := self._jobs.get_nowait()) is not None:
+                    found.append(job)
+        return found
+
     def _commit(self, jobs: Sequence[_Job[Any]]) -> None:
         """Commit the jobs as one transaction; if the storage fails one of them, each for itself."""
         try:
             self._check()
             self._begin()
         except (sqlite3.Error, StorageUnavailable) as error:
-            refusal = unavailable(error) if isinstance(error, sqlite3.Error) else error
-            self._tell(_tell_all, [_Fate(job, error=refusal) for job in jobs])
+            refusal = unavailable(error) if isinstance(error, sqlite3.Error) else error.with_traceback(None)
+            # What has queued up behind them fares no better, and would wait as long again, batch by batch.
+            self._tell(_tell_all, [_Fate(job, error=refusal) for job in (*jobs, *self._queued())])
             return
         if self._watched():
             self._look()
@@ -258,6 +272,9 @@ class Writer:
             if isinstance(error, sqlite3.Error) and not isinstance(error, OWN_FAULTS):
                 raise  # the storage's fault: SQLite may have rolled back everything
             self._connection.execute("ROLLBACK TO job")
+            if isinstance(error, LoopwrightError):
+                # The frames of this thread hold the job, which holds the refusal: only the collector would free them.
+                error = error.with_traceback(None)
             fate = _Fate(job, error=error)  # a refusal, or a bug: its caller's alone
         self._connection.execute("RELEASE job")
         return fate
@@ -322,9 +339,7 @@ class Writer:
 
     def _let_go(self) -> None:
         """The thread has ended; nothing is queued any more, unless it ended by a fault."""
-        while not self._jobs.empty():
-            if (job := self._jobs.get_nowait()) is not None:
-                _Fate(job, error=closed()).tell()
+        _tell_all([_Fate(job, error=closed()) for job in self._queued()])
         _settle(self._ended, None)
 
 

@@ -22,6 +22,7 @@ from typing import BinaryIO, Final, Self, cast
 
 import anyio
 from mcp.server.stdio import stdio_server
+from mcp_types import INVALID_REQUEST
 
 from .descriptors import like_stderr, point
 from .mcp_lines import Unreadable, message
@@ -37,6 +38,8 @@ LAST_WRITES: Final = 0.1
 """Seconds that calls have to be answered after a signal, and their answers to be written."""
 MAX_UNREAD: Final = 1_000
 """Lines that may wait to be handled before stdin is read on."""
+MAX_LINE: Final = 4 * 1024 * 1024
+"""Bytes of one line. Over HTTP a message has 1 MiB."""
 _CHUNK: Final = 65_536
 
 
@@ -118,7 +121,7 @@ class Inlet:
         self, *, on_end: Callable[[], Awaitable[None]], reply: Callable[[str], Awaitable[None]]
     ) -> None:
         self._loop = asyncio.get_running_loop()
-        self._lines: asyncio.Queue[str | None] = asyncio.Queue()
+        self._lines: asyncio.Queue[str | Unreadable | None] = asyncio.Queue()
         self._room = threading.Semaphore(MAX_UNREAD)
         self._on_end = on_end
         self._reply = reply
@@ -128,28 +131,30 @@ class Inlet:
         threading.Thread(target=self._pump, args=(fd, at_end), name="loopwright stdin", daemon=True).start()
 
     def _pump(self, fd: int, at_end: Callable[[], None]) -> None:
-        rest = b""
+        line = bytearray()
         try:
             while chunk := os.read(fd, _CHUNK):
-                rest = self._take(rest + chunk) if b"\n" in chunk else rest + chunk
+                self._take(line, chunk)
         except OSError:
-            rest = b""  # as good as its end
-        self._post(rest.decode(errors="replace"))
+            line.clear()  # as good as its end
+        self._post(_text(line))
         at_end()
 
-    def _take(self, read: bytes) -> bytes:
-        """Hand on the lines, whose memory is theirs alone while the next are waited for; what follows them."""
-        *lines, rest = read.split(b"\n")
-        for line in lines:
-            self._room.acquire()
-            self._post(line.decode(errors="replace"))
-        return rest
+    def _take(self, line: bytearray, read: bytes) -> None:
+        """Hand on the lines that end in what was read; `line` is the one that was begun before, then the one after."""
+        parts = read.split(b"\n")
+        for part, ends in zip(parts, (*parts[1:], None), strict=True):
+            line += part[: MAX_LINE + 1 - len(line)]  # of one that is too long: no more than tells so
+            if ends is not None:
+                self._room.acquire()
+                self._post(_text(line))
+                line.clear()
 
     def end(self) -> None:
         """Let the reader see the end of stdin, after the lines that are there. From any thread."""
         self._post(None)
 
-    def _post(self, line: str | None) -> None:
+    def _post(self, line: str | Unreadable | None) -> None:
         try:
             self._loop.call_soon_threadsafe(self._lines.put_nowait, line)
         except RuntimeError:
@@ -159,19 +164,34 @@ class Inlet:
         return self
 
     async def __anext__(self) -> str:
-        while True:
-            line = await self._lines.get()
-            if line is None:
-                await self._on_end()
-                raise StopAsyncIteration
-            self._room.release()
-            if not line.strip():
-                continue
-            try:
-                return message(line)
-            except Unreadable as error:
-                log.warning("A line on stdin was refused: %s", error)
-                await self._reply(f"{error.reply}\n")
+        while (found := await self._next()) is None:
+            pass
+        return found
+
+    async def _next(self) -> str | None:
+        """The message that the next line is, if it is one. Raises `StopAsyncIteration`."""
+        line = await self._lines.get()
+        if line is None:
+            await self._on_end()
+            raise StopAsyncIteration
+        self._room.release()
+        try:
+            if isinstance(line, Unreadable):
+                raise line
+            return message(line) if line.strip() else None
+        except Unreadable as error:
+            log.warning("A line on stdin was refused: %s", error)
+            await self._reply(f"{error.reply}\n")
+            return None
+
+
+def _text(line: bytearray) -> str | Unreadable:
+    """What the line says, or why it is not read."""
+    if len(line) > MAX_LINE:
+        start = line[:_CHUNK].decode(errors="replace")
+        reason = f"The line is longer than {MAX_LINE // 2**20} MiB: send less at once."
+        return Unreadable(start, INVALID_REQUEST, reason)
+    return line.decode(errors="replace")
 
 
 class Outlet:

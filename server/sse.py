@@ -135,9 +135,8 @@ class EventStream:
             events = self._executions.batches(place.execution_id, owner=place.owner, after=place.after)
             async with aclosing(events) as batches:
                 async for batch in batches:
-                    for last, frames in _joined(batch):
-                        self._last = last
-                        await self._write(send, frames)
+                    await self._pass_on(send, batch)
+                    del batch  # what was sent is not held while more is waited for
         except StorageUnavailable as error:
             if self._executions.closed.is_set():  # the log was closed under us
                 return await self._write(send, self._notice(Stopping()))
@@ -145,6 +144,11 @@ class EventStream:
             await self._write(send, self._notice(error))
         except LoopwrightError as error:  # deleted meanwhile, for one
             await self._write(send, self._notice(error))
+
+    async def _pass_on(self, send: Send, batch: Sequence[Entry]) -> None:
+        for last, frames in _joined(batch):
+            self._last = last
+            await self._write(send, frames)
 
     async def _write(self, send: Send, data: bytes, *, more: bool = True) -> None:
         """Send in turn with the other task. Raises `SlowReader`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import weakref
 
 from executor.feed import RECENT_BYTES, RECENT_ENTRIES, Feed, Tail
 from executor.log import Entry
@@ -88,3 +89,24 @@ async def test_what_is_appended_while_a_follower_reads_is_not_missed() -> None:
     async with asyncio.timeout(5):
         assert await collect(feed.follow("a", 0, read)) == public(entry(1), entry(2, final=True))
     assert feed.watched is False
+
+
+async def test_what_a_follower_was_told_is_not_held_while_it_waits() -> None:
+    class Entries(list[Entry]):
+        """A list that can be asked whether it is still there."""
+
+    feed, kept = Feed(), list[weakref.ref[Entries]]()
+
+    async def read(after: int, limit: int) -> Tail:
+        found = Entries([entry(1, private=None)])
+        kept.append(weakref.ref(found))
+        return Tail(found, ended=False)
+
+    follower = feed.follow("a", 0, read)
+    assert len(await anext(follower)) == 1
+    waiting = asyncio.create_task(collect(follower))
+    await settled()
+    assert [one() for one in kept] == [None]
+    feed.grew("a", [entry(2, final=True)])
+    async with asyncio.timeout(5):
+        assert await waiting == public(entry(2, final=True))

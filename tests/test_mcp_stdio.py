@@ -21,6 +21,7 @@ from mcp.shared.exceptions import MCPError
 
 from executor.schema import Execution
 from executor.sqlite_log import SqliteLog
+from server.mcp_stdio import MAX_LINE
 from tests.fake_models import Answer, FakeModels
 from tests.mcp_case import ERAS, Era, calls, structured
 from tests.requirements import requirement
@@ -241,6 +242,29 @@ async def test_lines_that_are_no_json_rpc_are_survived(tmp_path: Path) -> None:
         await child.initialize()
         await child.call(1, "execute_task", prompt="p")
         assert (await child.reply(1))["result"]["structuredContent"]["answer"] == "ok"
+
+
+@pytest.mark.parametrize("ended", [True, False], ids=["with a newline", "at the end of stdin"])
+async def test_a_line_that_is_too_long_is_answered_and_the_next_one_read(tmp_path: Path, ended: bool) -> None:
+    head = b'{"jsonrpc":"2.0","id":7,"method":"ping","params":{"_meta":{"padding":"'
+    fits, over = (b"x" * (MAX_LINE + more - len(head) - 4) for more in (0, 1))
+    async with started(tmp_path, script(tmp_path, {"text": "ok"})) as child:
+        assert child.process.stdin is not None
+        await child.initialize()
+        child.process.stdin.write(head + fits + b'"}}}\n')
+        assert "result" in await child.reply(7)
+        child.process.stdin.write(head + 4 * over + b'"}}}' + b"\n" * ended)
+        if ended:
+            await child.call(1, "execute_task", prompt="p")
+        else:
+            child.close_stdin()
+        refused = await child.reply(7)
+        assert (refused["error"]["code"], "longer than 4 MiB" in refused["error"]["message"]) == (
+            -32600,
+            True,
+        )
+        if ended:
+            assert (await child.reply(1))["result"]["structuredContent"]["answer"] == "ok"
 
 
 def ask_to_end(child: Child, how: str) -> int:

@@ -26,6 +26,7 @@ from executor.sqlite_log import SqliteLog
 from executor.think import Ask
 from server.limits import raise_open_files
 from tests.fake_models import Answer
+from tests.memory import resident
 from tests.requirements import requirement
 from tests.runs import run, running
 from tests.scripted_mind import Script
@@ -56,13 +57,6 @@ class Slow(Script):
         await asyncio.sleep(1)
         self.asking -= 1
         return await super().think(ask, transient)
-
-
-def resident(process: int | str = "self") -> int:
-    """Bytes of memory that a process has (this one); 0 where it cannot be told."""
-    status = Path(f"/proc/{process}/status")
-    lines = status.read_text().splitlines() if status.exists() else []
-    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmRSS:"))
 
 
 async def ended(executor: AgenticLoopExecutor, execution_ids: Sequence[str]) -> Counter[str]:

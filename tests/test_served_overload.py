@@ -21,8 +21,8 @@ from tests.children import PATIENCE, Child, loopwright
 from tests.fake_models import Answer, Call, FakeModels, Request
 from tests.http_client import EXECUTE, parse, request, wire
 from tests.http_client import Answer as Response
+from tests.memory import resident
 from tests.requirements import requirement
-from tests.test_overload import resident
 
 FULL = int(os.environ.get("TEST_RUNS", "0"))
 RUNS = FULL or 300
