@@ -468,9 +468,8 @@ async def test_large_events_that_are_stored_are_not_in_memory_any_more(log: Sqli
         large = [entry(seq)._replace(data=b"x" * 1_000_000) for seq in range(1, count + 1)]
         await log.append(f"e{count}", large, snapshot=execution(f"e{count}", count), epoch=1)
         del large
-    assert (
-        resident() - before < 40_000_000
-    )  # 91 of them are 91 MB; each statement that is kept holds its last ones
+    # They are 91 MB, and each statement that is kept holds its last ones.
+    assert resident() - before < 40_000_000
 
 
 async def test_small_events_go_in_together_and_large_ones_alone(log: SqliteLog) -> None:
